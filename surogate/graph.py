@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 DType = Literal["f32", "f64", "bf16", "i32", "i64", "u8"]
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "f64": 8, "bf16": 2, "i32": 4, "i64": 8, "u8": 1}
 Attr = bool | int | float | str | tuple[int, ...]
@@ -47,14 +49,14 @@ class Type:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-ValueKind = Literal["temp", "input", "param", "state"]
+ValueKind = Literal["temp", "input", "const", "param", "state"]
 
 
 class Value:
     """One tensor. ``kind`` says where it comes from.
 
     ``temp``: computed by ``producer``. ``input``: written by the host before the program runs (tokens, scalars).
-    ``param``: a weight of the model, named as Hugging Face names it. ``state``: memory that lives from step to step
+    ``const``: numbers fixed when the model was traced (``Graph.constants``). ``param``: a weight of the model, named as Hugging Face names it. ``state``: memory that lives from step to step
     (gradients, moments).
     """
 
@@ -112,6 +114,9 @@ class Graph:
         self.sources: list[Value] = []  # inputs, params, states, in order of creation
         self.outputs: list[Value] = []
         self.updates: dict[Value, Value] = {}
+        self.constants: dict[str, np.ndarray] = {}
+        self.initial: dict[str, str] = {}  # param name -> how it is initialised: normal, ones, zeros, ...
+        self.packed: dict[str, list[tuple[str, int, int]]] = {}  # packed param -> (name, first row, rows) of its parts
         self._next_id = 0
         self._by_name: dict[str, Value] = {}
         self._scope: list[str] = []
@@ -131,6 +136,11 @@ class Graph:
         self.sources.append(value)
         self._by_name[name] = value
         return value
+
+    def drop_source(self, value: Value) -> None:
+        """Remove a source that nothing reads any more."""
+        self.sources.remove(value)
+        del self._by_name[value.name]
 
     def find(self, name: str) -> Value | None:
         """The source of that name, or None."""

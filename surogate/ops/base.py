@@ -88,7 +88,7 @@ class Op:
         return 0
 
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:
-        """Cases for the parity tests: shapes that are not multiples of anything, optional operands present and absent."""
+        """Cases for the parity tests: odd shapes, optional operands present and absent."""
         return iter(())
 
 
@@ -103,6 +103,25 @@ def typed(value: Type | None, op: Op, what: str) -> Type:
     if value is None:
         raise GraphError(f"{op.name}: {what} is missing")
     return value
+
+
+def f32(value: Type | None, op: Op, what: str) -> Type:
+    """The type of an operand that must be there and be f32 (all activations, gradients and moments are)."""
+    found = typed(value, op, what)
+    expect(found.dtype == "f32", op, f"{what} is {found}, not f32")
+    return found
+
+
+def weight(value: Type | None, op: Op, what: str) -> Type:
+    """The type of an operand that must be there and be stored as weights are: f32 or bf16."""
+    found = typed(value, op, what)
+    expect(found.dtype in ("f32", "bf16"), op, f"{what} is {found}, neither f32 nor bf16")
+    return found
+
+
+def accumulator(value: Type | None, result: Type, op: Op) -> None:
+    """Hold that an optional "acc" operand has the type of the result that takes its storage."""
+    expect(value is None or value == result, op, f"cannot accumulate {result} into {value}")
 
 
 def array(value: np.ndarray | None) -> np.ndarray:

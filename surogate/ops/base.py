@@ -46,6 +46,7 @@ class Op:
     means ``out = operand + result``; their outputs are listed in ``accumulates``.
     ``may_reuse[out] = (in, ...)``: the kernel is right when ``out`` takes the storage of one of these operands, if it
     dies there.
+    ``auxiliary``: results that only the backward pass reads (a norm's rstd); they have no cotangent.
     ``cheap``: recomputing the op in the backward pass costs less than keeping its result (selective recompute).
     ``view``: no kernel; the result is a window on an operand (see ``surogate.compile.layout``).
     """
@@ -54,6 +55,7 @@ class Op:
     inplace: ClassVar[dict[int, int]] = {}
     accumulates: ClassVar[frozenset[int]] = frozenset()
     may_reuse: ClassVar[dict[int, tuple[int, ...]]] = {}
+    auxiliary: ClassVar[frozenset[int]] = frozenset()
     cheap: ClassVar[bool] = False
     view: ClassVar[bool] = False
 

@@ -26,6 +26,7 @@ class RMSNorm(Op):
     """
 
     name = "rmsnorm"
+    auxiliary = frozenset({1})
     cheap = True
     may_reuse = {0: (0,)}
 
@@ -66,6 +67,7 @@ class AddRMSNorm(Op):
     """
 
     name = "add_rmsnorm"
+    auxiliary = frozenset({2})
     may_reuse = {0: (0, 1), 1: (0, 1)}
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:

@@ -1,0 +1,82 @@
+// adamw (surogate/ops/adamw.py).
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "core/kernel.h"
+#include "cpu/bf16.h"
+#include "cpu/parallel.h"
+#include "cpu/philox.h"
+
+namespace surogate {
+namespace {
+
+struct Step {
+    float beta1, rest1, beta2, rest2, eps, keep, rate, root2, scale;
+
+    // The value after the update; m, v and g are updated where they are.
+    float operator()(float p, float& g, float& m, float& v) const {
+        const float gradient = g * scale;
+        m = beta1 * m + rest1 * gradient;
+        v = beta2 * v + rest2 * gradient * gradient;
+        g = 0.f;
+        return p * keep - rate * m / (std::sqrt(v) / root2 + eps);
+    }
+};
+
+float scalar(const Tensor& t) { return *t.as<float>(); }
+
+void adamw(const Call& call) {
+    const Tensor &p = call.in[0], &g = call.in[1], &m = call.in[2], &v = call.in[3];
+    const Tensor &master = call.in[8], &seed = call.in[9];
+    const double beta1 = call.attrs.real("beta1"), beta2 = call.attrs.real("beta2"), lr = scalar(call.in[4]);
+    const Step step{
+        .beta1 = static_cast<float>(beta1),
+        .rest1 = static_cast<float>(1.0 - beta1),
+        .beta2 = static_cast<float>(beta2),
+        .rest2 = static_cast<float>(1.0 - beta2),
+        .eps = static_cast<float>(call.attrs.real("eps")),
+        .keep = static_cast<float>(1.0 - lr * call.attrs.real("weight_decay")),
+        .rate = static_cast<float>(lr / static_cast<double>(scalar(call.in[5]))),
+        .root2 = std::sqrt(scalar(call.in[6])),
+        .scale = scalar(call.in[7]),
+    };
+    const bool narrow_storage = p.dtype == DType::bf16;
+    if (narrow_storage != (master || seed)) throw std::invalid_argument("adamw: bf16 takes a master or a seed");
+
+    const Walk<5> walk({p, g, m, v, master ? master : p});
+    walk.for_each(call.threads, [&](const auto& offset, int64_t first, int64_t count) {
+        float* __restrict gs = g.as<float>() + offset[1];
+        float* __restrict ms = m.as<float>() + offset[2];
+        float* __restrict vs = v.as<float>() + offset[3];
+        if (!narrow_storage) {
+            float* __restrict ps = p.as<float>() + offset[0];
+            for (int64_t i = 0; i < count; ++i) ps[i] = step(ps[i], gs[i], ms[i], vs[i]);
+            return;
+        }
+        bf16* __restrict ps = p.as<bf16>() + offset[0];
+        if (master) {
+            float* __restrict precise = master.as<float>() + offset[4];
+            for (int64_t i = 0; i < count; ++i) {
+                const float value = step(precise[i], gs[i], ms[i], vs[i]);
+                precise[i] = value;
+                ps[i] = narrow(value);
+            }
+            return;
+        }
+        Philox random(*seed.as<int64_t>(), call.attrs.integer("salt"));
+        for (int64_t done = 0; done < count; done += Philox::kMax) {
+            const int64_t n = std::min(Philox::kMax, count - done);
+            const uint32_t* word = random.words(first + done, n);
+            for (int64_t i = 0; i < n; ++i) {
+                const int64_t j = done + i;
+                ps[j] = narrow_stochastic(step(widen(ps[j]), gs[j], ms[j], vs[j]), word[i]);
+            }
+        }
+    });
+}
+
+SUROGATE_CPU_KERNEL("adamw", adamw);
+
+}  // namespace
+}  // namespace surogate

@@ -1,0 +1,29 @@
+// sum_squares (surogate/ops/sum_squares.py).
+#include "core/kernel.h"
+#include "cpu/parallel.h"
+
+namespace surogate {
+namespace {
+
+void sum_squares(const Call& call) {
+    const Tensor &x = call.in[0], &acc = call.in[1], &out = call.out[0];
+    const Walk<1> walk({x});
+    double* partial = call.workspace.as<double>();
+    for_tiles(walk.tiles(), call.threads, [&](int64_t tile) {
+        double sum = 0.0;
+        walk.visit(tile, [&](const auto& offset, int64_t, int64_t count) {
+            const float* from = x.as<float>() + offset[0];
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(from[i]) * static_cast<double>(from[i]);
+        });
+        partial[tile] = sum;
+    });
+    double total = acc ? *acc.as<double>() : 0.0;
+    for (int64_t tile = 0; tile < walk.tiles(); ++tile) total += partial[tile];
+    *out.as<double>() = total;
+}
+
+SUROGATE_CPU_KERNEL("sum_squares", sum_squares);
+
+}  // namespace
+}  // namespace surogate

@@ -85,10 +85,12 @@ class AddRMSNorm(Op):
         need_dh, need_dw = needs[0] or needs[1], needs[2]
         dh, dw = d[0], None
         if d[1] is not None and (need_dh or need_dw):
-            acc = d[0] if need_dh else None
-            dh, dw = g.emit(
-                "rmsnorm_backward", [d[1], h, node.inputs[2], rstd, acc, None], need_dx=need_dh, need_dw=need_dw
+            dx, dw = g.emit(
+                "rmsnorm_backward", [d[1], h, node.inputs[2], rstd, None, None], need_dx=need_dh, need_dw=need_dw
             )
+            # A plain sum: whether the norm's gradient may be added in place is the fusion pass's business, since
+            # others may still read the cotangent of h.
+            dh = dx if dh is None or dx is None else g.one("add", [dh, dx])
         return [dh if needs[0] else None, dh if needs[1] else None, dw]
 
     def cost(self, inputs: Types, outputs: Types, attrs: Attrs) -> Cost:

@@ -1,0 +1,1 @@
+"""Adapters: graph passes that add small trainable weights to a frozen model."""

@@ -1,0 +1,254 @@
+"""The driver: a model and options become the programs of a run and one memory plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from surogate.adapters import lora as lora_pass
+from surogate.adapters.lora import LoraOptions, LoraResult
+from surogate.compile.autodiff import accumulate, differentiate
+from surogate.compile.emit import Placed, emit, place_temporaries
+from surogate.compile.fuse import fuse_accumulate, fuse_forward
+from surogate.compile.layout import Layout
+from surogate.compile.memory import Memory
+from surogate.compile.pack import pack
+from surogate.compile.program import Program, TensorRef
+from surogate.compile.recompute import Mode, recompute
+from surogate.dsl import Batch, CausalLM, Tensor, trace
+from surogate.graph import Graph, Type, Value
+from surogate.objectives.causal_lm import causal_lm
+from surogate.optim import Group, gradient_slot
+from surogate.optim.adamw import AdamW
+from surogate.recipes import Recipe
+
+Objective = Callable[[CausalLM, Batch], Tensor]
+SCALARS = {"lr": "f32", "bias_correction1": "f32", "bias_correction2": "f32", "loss_scale": "f32", "clip_scale": "f32",
+           "grad_norm": "f32", "loss": "f64", "seed": "i64"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What the compiler needs beside the model.
+
+    ``batch`` sequences of ``sequence_len`` tokens make a micro-batch, with at most ``max_documents`` documents; the
+    same with ``eval_batch`` and ``eval_documents`` for evaluation (0: no evaluation program).
+    """
+
+    batch: int
+    sequence_len: int
+    max_documents: int
+    recipe: Recipe
+    eval_batch: int = 0
+    eval_documents: int = 0
+    lora: LoraOptions | None = None
+    optimizer: AdamW = field(default_factory=AdamW)
+    recompute: Mode = "off"
+    threads: int = 1
+    train: bool = True
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight by its Hugging Face name. ``initial``: how it starts when no file has it."""
+
+    name: str
+    ref: TensorRef
+    initial: str
+    trainable: bool
+
+
+@dataclass
+class Compiled:
+    """Programs of a run over one memory plan."""
+
+    programs: dict[str, Program]
+    memory: Memory
+    weights: dict[str, Weight]
+    groups: list[Group]
+    adapters: LoraResult | None
+    graphs: dict[str, Graph]
+    constants: dict[str, bytes]
+
+    @property
+    def digest(self) -> str:
+        """Changes when any program does."""
+        return "-".join(p.digest[:12] for p in self.programs.values())
+
+    @property
+    def trainable_parameters(self) -> int:
+        return sum(_count(w) for w in self.weights.values() if w.trainable)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, adapters included."""
+        return sum(_count(w) for w in self.weights.values())
+
+
+def _count(weight: Weight) -> int:
+    n = 1
+    for d in weight.ref.shape:
+        n *= d
+    return n
+
+
+def compile_model(
+    model: CausalLM,
+    options: CompileOptions,
+    stored_dtype: Callable[[str], str] = lambda name: "f32",
+    objective: Objective = causal_lm,
+) -> Compiled:
+    """Compile training and evaluation of a model.
+
+    Args:
+        model: from ``surogate.models.build``.
+        options: sizes, adapters, optimizer, recompute.
+        stored_dtype: dtype of a weight in its file (``f32``, ``bf16``, ``f16``), for recipes that keep it.
+        objective: what a micro-batch computes.
+
+    Raises:
+        UserError: a LoRA target that matches nothing.
+        GraphError: a fault in a model file or a pass.
+    """
+    graphs: dict[str, Graph] = {}
+    adapters: LoraResult | None = None
+    if options.train:
+        g, adapters = _forward(model, options, stored_dtype, objective, "micro_step")
+        accumulate(g, differentiate(g))
+        fuse_accumulate(g)
+        recompute(g, options.recompute)
+        graphs["micro_step"] = g
+    if options.eval_batch:
+        g, adapters = _forward(model, options, stored_dtype, objective, "eval_step")
+        held = g.source("loss", Type((1,), "f64"), "state")
+        assert g.outputs[0].producer is not None
+        g.outputs[0].producer.inputs[3] = held
+        g.updates[held], g.outputs = g.outputs[0], []
+        g.verify()
+        graphs["eval_step"] = g
+
+    memory = Memory()
+    _reserve_inputs(memory, graphs, options)
+    groups = _reserve_weights(memory, graphs, options)
+    slots = {n: {s: _slot_of(s, n, memory) for s in g.sources} for n, g in graphs.items()}
+    if options.train:
+        for name, build in (("norm_step", options.optimizer.norm_graph), ("optimizer_step", options.optimizer.update_graph)):
+            graphs[name], slots[name] = build(memory, groups)
+    placed = {n: place_temporaries(Layout(g, memory, slots[n]), options.threads) for n, g in graphs.items()}
+    base = memory.top["device"]
+    _account(memory, list(placed.values()))
+    programs = {n: emit(p, base, _symbols(n, graphs[n], memory), options.threads) for n, p in placed.items()}
+    return Compiled(
+        programs, memory, _weights(memory, graphs), groups, adapters if options.lora else None, graphs,
+        {n: a.tobytes() for g in graphs.values() for n, a in g.constants.items()},
+    )  # fmt: skip
+
+
+def _forward(
+    model: CausalLM, o: CompileOptions, stored: Callable[[str], str], objective: Objective, name: str
+) -> tuple[Graph, LoraResult | None]:
+    """Trace, adapt, choose dtypes, pack and fuse: what training and evaluation share."""
+    training = name == "micro_step"
+    batch, documents = (o.batch, o.max_documents) if training else (o.eval_batch, o.eval_documents)
+    g = trace(model, objective, tokens=batch * o.sequence_len, max_documents=documents, name=name)
+    adapters = None
+    if o.lora is not None:
+        adapters = lora_pass.apply(g, o.lora, training=training)
+    else:
+        for source in g.params:
+            source.trainable = True
+    model_weights = [s for s in g.params if not (o.lora is not None and s.trainable)]
+    for source in model_weights:
+        dtype = o.recipe.trained if source.trainable else o.recipe.frozen
+        if dtype == "checkpoint":
+            dtype = "bf16" if stored(source.name) == "bf16" else "f32"
+        source.type = Type(source.shape, dtype)
+    pack(g)
+    fuse_forward(g)
+    return g, adapters
+
+
+def _reserve_inputs(memory: Memory, graphs: dict[str, Graph], o: CompileOptions) -> None:
+    for name, dtype in SCALARS.items():
+        memory.add(name, Type((1,), dtype), "inputs")
+    for name, g in graphs.items():
+        for source in g.sources:
+            if source.kind == "const" and source.name not in memory.slots:
+                memory.add(source.name, source.type, "inputs")
+            elif source.kind == "input" and source.name not in SCALARS:
+                memory.add(f"{name}:{source.name}", source.type, "inputs")
+
+
+def _reserve_weights(memory: Memory, graphs: dict[str, Graph], o: CompileOptions) -> list[Group]:
+    """Frozen weights, then for each group of trained ones the weights, gradients and optimizer states."""
+    params: dict[str, Value] = {}
+    for g in graphs.values():
+        for source in g.params:
+            params.setdefault(source.name, source)
+    for param in params.values():
+        if not param.trainable:
+            memory.add(param.name, param.type, "weights")
+    groups: list[Group] = []
+    trained = [p for p in params.values() if p.trainable]
+    kinds = [(d, t) for d in (True, False) for t in ("f32", "bf16")]
+    for decay, dtype in kinds:
+        names = tuple(p.name for p in trained if (len(p.shape) > 1) == decay and p.dtype == dtype)
+        if names:
+            groups.append(Group(f"{'decay' if decay else 'no-decay'}-{dtype}", names, decay, dtype))
+    for group in groups:
+        for name in group.slots:
+            memory.add(name, params[name].type, "weights")
+        memory.alias(f"weight:{group.name}", group.slots)
+    if o.train:
+        for group in groups:
+            for name in group.slots:
+                memory.add(gradient_slot(name), Type(params[name].shape), "gradients")
+            memory.alias(f"grad:{group.name}", [gradient_slot(n) for n in group.slots])
+        for group in groups:
+            o.optimizer.reserve(memory, group, o.recipe.master)
+    for g in graphs.values():
+        for whole, parts in g.packed.items():
+            for name, start, rows in parts:
+                memory.parts[name] = (whole, start, rows)
+                if o.train and gradient_slot(whole) in memory.slots:
+                    memory.parts[gradient_slot(name)] = (gradient_slot(whole), start, rows)
+                for prefix in ("adam_m", "adam_v", "master"):
+                    if f"{prefix}.{whole}" in memory.slots:
+                        memory.parts[f"{prefix}.{name}"] = (f"{prefix}.{whole}", start, rows)
+    return groups
+
+
+def _slot_of(source: Value, program: str, memory: Memory) -> str:
+    return f"{program}:{source.name}" if f"{program}:{source.name}" in memory.slots else source.name
+
+
+def _account(memory: Memory, placed: list[Placed]) -> None:
+    """The region that the programs share, split by purpose at the fullest moment of the largest program."""
+    if not placed:
+        return
+    largest = max(placed, key=lambda p: p.height)
+    memory.temporary = largest.height
+    memory.floor = largest.floor
+    workspace = min(largest.peak_workspace, largest.height)
+    memory.peak_by_purpose = {"workspace": workspace, "activations": largest.height - workspace}
+
+
+def _symbols(program: str, g: Graph, memory: Memory) -> dict[str, str]:
+    """What the host reads and writes by name in this program."""
+    found = {}
+    for source in g.sources:
+        if f"{program}:{source.name}" in memory.slots:
+            found[source.name] = f"{program}:{source.name}"
+        elif source.name in SCALARS:
+            found[source.name] = source.name
+    return found
+
+
+def _weights(memory: Memory, graphs: dict[str, Graph]) -> dict[str, Weight]:
+    found: dict[str, Weight] = {}
+    for g in graphs.values():
+        for param in g.params:
+            for name in [n for n, _, _ in g.packed.get(param.name, [])] or [param.name]:
+                if name not in found:
+                    found[name] = Weight(name, memory.ref(name), g.initial[name], param.trainable)
+    return found

@@ -1,0 +1,83 @@
+"""Fusion of neighbours that read and write the same memory."""
+
+from __future__ import annotations
+
+from surogate.graph import Graph, Node, Value
+from surogate.ops import get_op
+
+
+def fuse_forward(g: Graph) -> None:
+    """``rmsnorm(a + b)`` becomes ``add_rmsnorm``; ``silu(a) * b`` becomes ``swiglu``."""
+    uses = g.uses()
+    for node in list(g.nodes):
+        if node.op == "add":
+            _residual_norm(g, node, uses)
+        elif node.op == "mul":
+            _swiglu(g, node, uses)
+    g.prune()
+    g.verify()
+
+
+def _residual_norm(g: Graph, add: Node, uses: dict[Value, list[Node]]) -> None:
+    h = add.outputs[0]
+    assert h is not None
+    norm = next((n for n in uses.get(h, []) if n.op == "rmsnorm" and n.inputs[0] is h), None)
+    if norm is None or norm.inputs[1] is None or norm.inputs[1].kind != "param" or add.inputs[0] is add.inputs[1]:
+        return
+    place = g.nodes.index(add)
+    fresh: list[Node] = []
+    with g.at(scope=norm.scope, block=add.block, phase=add.phase, into=fresh):
+        outs = g.emit("add_rmsnorm", [*add.inputs, norm.inputs[1]], **norm.attrs)
+    g.nodes[place : place + 1] = fresh
+    g.nodes.remove(norm)
+    olds = [h, *norm.outputs]
+    g.replace({old: new for old, new in zip(olds, outs, strict=True) if old is not None and new is not None})
+    for old, new in zip(olds, outs, strict=True):
+        if old is not None and new is not None:
+            uses[new] = [n for n in uses.get(old, []) if n is not norm]
+
+
+def _swiglu(g: Graph, mul: Node, uses: dict[Value, list[Node]]) -> None:
+    for index in (0, 1):
+        gate, other = mul.inputs[index], mul.inputs[1 - index]
+        producer = gate.producer if gate is not None else None
+        if gate is None or producer is None or producer.op != "silu" or len(uses[gate]) != 1:
+            continue
+        mul.op, mul.inputs, mul.attrs = "swiglu", [producer.inputs[0], other], {}
+        return
+
+
+def fuse_accumulate(g: Graph) -> None:
+    """``a + f(...)`` becomes ``f(..., acc=a)`` where f can add to an operand in place.
+
+    This is how gradients that arrive from several sides, and gradients of several micro-batches, cost no pass over
+    memory of their own. It needs: f's result has no other reader, ``a`` is computed before f, and nothing reads ``a``
+    afterwards.
+    """
+    for add in [n for n in g.nodes if n.op == "add"]:
+        place = {id(n): i for i, n in enumerate(g.nodes)}
+        uses = g.uses()
+        total = add.outputs[0]
+        assert total is not None
+        for index in (1, 0):
+            term, base = add.inputs[index], add.inputs[1 - index]
+            if term is None or base is None or term is base or term.producer is None:
+                continue
+            if base.kind == "temp" and (base.producer is None or get_op(base.producer.op).view):
+                continue
+            if base.kind == "param" or base in g.outputs:
+                continue
+            f = term.producer
+            op = get_op(f.op)
+            slot = op.inplace.get(term.index)
+            if term.index not in op.accumulates or slot is None or f.inputs[slot] is not None or uses[term] != [add]:
+                continue
+            before = base.producer is None or place[id(base.producer)] < place[id(f)]
+            others = [n for n in uses[base] if n is not add]
+            if not before or any(place[id(n)] >= place[id(f)] for n in others):
+                continue
+            f.inputs[slot] = base
+            g.nodes.remove(add)
+            g.replace({total: term})
+            break
+    g.verify()

@@ -1,0 +1,30 @@
+"""Recipes: in which dtype weights are stored. One file each; the CPU computes in float32 whatever they say."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """``frozen``: dtype of weights that do not train; ``checkpoint`` keeps bf16 where the file has it, which loses
+    nothing. ``trained``: dtype of model weights that train (adapters are always f32). ``master``: with bf16 weights,
+    keep an f32 copy that takes the updates; without it the update is rounded stochastically."""
+
+    name: str
+    frozen: str
+    trained: str
+    master: bool = True
+
+
+def get_recipe(name: str, *, master: bool = True) -> Recipe:
+    """The recipe of that name (``auto`` is ``fp32``); ``KeyError`` lists those that exist."""
+    known = {i.name: i for i in pkgutil.iter_modules(__path__)}
+    if name == "auto":
+        name = "fp32"
+    if name not in known:
+        raise KeyError(f"recipe {name}: known are {', '.join(sorted(known))}")
+    recipe: Recipe = importlib.import_module(f"{__name__}.{name}").recipe(master)
+    return recipe

@@ -1,0 +1,7 @@
+"""Trained weights in float32; frozen weights stay as the checkpoint has them when that is bf16."""
+
+from surogate.recipes import Recipe
+
+
+def recipe(master: bool) -> Recipe:
+    return Recipe("fp32", frozen="checkpoint", trained="f32", master=False)

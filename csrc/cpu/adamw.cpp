@@ -46,17 +46,19 @@ void adamw(const Call& call) {
 
     const Walk<5> walk({p, g, m, v, master ? master : p});
     walk.for_each(call.threads, [&](const auto& offset, int64_t first, int64_t count) {
-        float* __restrict gs = g.as<float>() + offset[1];
-        float* __restrict ms = m.as<float>() + offset[2];
-        float* __restrict vs = v.as<float>() + offset[3];
+        float* gs = g.as<float>() + offset[1];
+        float* ms = m.as<float>() + offset[2];
+        float* vs = v.as<float>() + offset[3];
         if (!narrow_storage) {
-            float* __restrict ps = p.as<float>() + offset[0];
+            float* ps = p.as<float>() + offset[0];
+#pragma omp simd
             for (int64_t i = 0; i < count; ++i) ps[i] = step(ps[i], gs[i], ms[i], vs[i]);
             return;
         }
-        bf16* __restrict ps = p.as<bf16>() + offset[0];
+        bf16* ps = p.as<bf16>() + offset[0];
         if (master) {
-            float* __restrict precise = master.as<float>() + offset[4];
+            float* precise = master.as<float>() + offset[4];
+#pragma omp simd
             for (int64_t i = 0; i < count; ++i) {
                 const float value = step(precise[i], gs[i], ms[i], vs[i]);
                 precise[i] = value;
@@ -68,6 +70,7 @@ void adamw(const Call& call) {
         for (int64_t done = 0; done < count; done += Philox::kMax) {
             const int64_t n = std::min(Philox::kMax, count - done);
             const uint32_t* word = random.words(first + done, n);
+#pragma omp simd
             for (int64_t i = 0; i < n; ++i) {
                 const int64_t j = done + i;
                 ps[j] = narrow_stochastic(step(widen(ps[j]), gs[j], ms[j], vs[j]), word[i]);

@@ -25,7 +25,10 @@ void dropout(const Call& call) {
             const float* from = x.as<float>() + offset[0] + done;
             float* to = y.as<float>() + offset[1] + done;
 #pragma omp simd
-            for (int64_t i = 0; i < n; ++i) to[i] = word[i] >= lowest ? from[i] * scale : 0.f;
+            for (int64_t i = 0; i < n; ++i) {
+                const float kept = from[i] * scale;
+                to[i] = word[i] >= lowest ? kept : 0.f;
+            }
         }
     });
 }

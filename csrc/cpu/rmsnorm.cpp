@@ -5,6 +5,7 @@
 #include "core/kernel.h"
 #include "cpu/bf16.h"
 #include "cpu/parallel.h"
+#include "cpu/reduce.h"
 
 namespace surogate {
 namespace {
@@ -12,9 +13,7 @@ namespace {
 // y = w * x * rstd; returns rstd. y may be x.
 template <typename W>
 float normalise_row(const float* x, const W* w, float* y, int64_t n, float eps) {
-    float sum = 0.f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; ++i) sum += x[i] * x[i];
+    const float sum = lane_sum<float>(n, [&](int64_t i) { return x[i] * x[i]; });
     const float rstd = 1.f / std::sqrt(sum / static_cast<float>(n) + eps);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) y[i] = x[i] * rstd * widen(w[i]);
@@ -63,9 +62,7 @@ constexpr int64_t kTiles = 16;
 template <typename W>
 void input_gradient_row(const float* dy, const float* x, const W* w, float rstd, const float* acc, float* dx,
                         int64_t n) {
-    float dot = 0.f;
-#pragma omp simd reduction(+ : dot)
-    for (int64_t i = 0; i < n; ++i) dot += dy[i] * widen(w[i]) * x[i];
+    const float dot = lane_sum<float>(n, [&](int64_t i) { return dy[i] * widen(w[i]) * x[i]; });
     const float along_x = rstd * rstd * rstd * dot / static_cast<float>(n);
     if (acc) {
 #pragma omp simd

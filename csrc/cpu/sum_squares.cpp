@@ -1,6 +1,7 @@
 // sum_squares (surogate/ops/sum_squares.py).
 #include "core/kernel.h"
 #include "cpu/parallel.h"
+#include "cpu/reduce.h"
 
 namespace surogate {
 namespace {
@@ -13,8 +14,7 @@ void sum_squares(const Call& call) {
         double sum = 0.0;
         walk.visit(tile, [&](const auto& offset, int64_t, int64_t count) {
             const float* from = x.as<float>() + offset[0];
-#pragma omp simd reduction(+ : sum)
-            for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(from[i]) * static_cast<double>(from[i]);
+            sum += lane_sum<double>(count, [&](int64_t i) { return static_cast<double>(from[i]) * from[i]; });
         });
         partial[tile] = sum;
     });

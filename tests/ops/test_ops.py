@@ -22,9 +22,7 @@ def _cases(samples: list[tuple[str, int, Sample]]) -> list:
 
 
 every_sample = pytest.mark.parametrize("name,sample", _cases(_SAMPLES))
-every_kernel_sample = pytest.mark.parametrize(
-    "name,sample", _cases([s for s in _SAMPLES if not get_op(s[0]).view])
-)
+every_kernel_sample = pytest.mark.parametrize("name,sample", _cases([s for s in _SAMPLES if not get_op(s[0]).view]))
 
 
 @pytest.mark.parametrize("name", sorted(all_ops()))
@@ -76,12 +74,11 @@ def _reuses(samples: list[tuple[str, int, Sample]]) -> list:
         op, case = get_op(name), make_case(get_op(name), sample)
         types = op.infer(case.types, sample.attrs)
         taken = {o: i for o, i in op.inplace.items() if i < len(case.types) and case.types[i] is not None}
-        choices = [
-            [None, *(i for i in operands if i < len(case.types) and types[out] is not None and types[out] == case.types[i])]
-            if out not in taken and out < len(types)
-            else [None]
-            for out, operands in op.may_reuse.items()
-        ]
+        choices: list[list[int | None]] = []
+        for out, operands in op.may_reuse.items():
+            wanted = None if out in taken else types[out]
+            fits = [i for i in operands if i < len(case.types) and wanted is not None and case.types[i] == wanted]
+            choices.append([None, *fits])
         for choice in itertools.product(*choices):
             reuse = {out: i for out, i in zip(op.may_reuse, choice, strict=True) if i is not None}
             storage = [*reuse.values(), *taken.values()]

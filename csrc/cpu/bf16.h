@@ -38,9 +38,12 @@ inline bf16 narrow_stochastic(float x, uint32_t word) {
 template <typename Fn>
 void with_weights(const Tensor& w, Fn&& fn) {
     switch (w.dtype) {
-        case DType::f32: return fn(static_cast<const float*>(w.data));
-        case DType::bf16: return fn(static_cast<const bf16*>(w.data));
-        default: throw std::invalid_argument(std::string("weights are f32 or bf16, not ") + name_of(w.dtype));
+        case DType::f32:
+            return fn(static_cast<const float*>(w.data));
+        case DType::bf16:
+            return fn(static_cast<const bf16*>(w.data));
+        default:
+            throw std::invalid_argument(std::string("weights are f32 or bf16, not ") + name_of(w.dtype));
     }
 }
 

@@ -12,7 +12,12 @@ from surogate.graph import Graph, Node, Type, Value
 from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, array, expect, f32, typed
 
 _SHAPES = [(5, 7), (3, 2, 33), (1100,)]
-_erf = np.vectorize(math.erf, otypes=[np.float64])
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def _normal_distribution(x: np.ndarray) -> np.ndarray:
+    """Phi(x) by erfc, which keeps its digits where 1 + erf cancels."""
+    return 0.5 * _erfc(-x * math.sqrt(0.5))
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -101,7 +106,7 @@ class Gelu(_Activation):
     name = "gelu"
 
     def f(self, x: np.ndarray) -> np.ndarray:
-        return 0.5 * x * (1.0 + _erf(x * math.sqrt(0.5)))
+        return x * _normal_distribution(x)
 
 
 class GeluBackward(_ActivationBackward):
@@ -111,7 +116,7 @@ class GeluBackward(_ActivationBackward):
 
     def derivative(self, x: np.ndarray) -> np.ndarray:
         density = np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
-        return 0.5 * (1.0 + _erf(x * math.sqrt(0.5))) + x * density
+        return _normal_distribution(x) + x * density
 
 
 _GELU_A = math.sqrt(2.0 / math.pi)

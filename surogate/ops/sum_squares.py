@@ -9,9 +9,9 @@ import numpy as np
 from surogate.graph import Type
 from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, accumulator, array, f32, typed
 
-# Elements are summed in float64 in chunks of this size whatever the number of threads (kChunk in
-# csrc/cpu/sum_squares.cpp), then the chunks' sums are added in order.
-_CHUNK = 1 << 14
+# Elements are summed in float64 in tiles of at most this size whatever the number of threads (kTileElements in
+# csrc/cpu/parallel.h), then the tiles' sums are added in order.
+_TILE = 1 << 14
 
 
 class SumSquares(Op):
@@ -33,9 +33,8 @@ class SumSquares(Op):
         return [out if inputs[1] is None else out + inputs[1]]
 
     def workspace(self, inputs: Types, outputs: Types, attrs: Attrs, threads: int) -> int:
-        # A chunk is whole rows, so there are never more chunks than this.
-        x = typed(inputs[0], self, "x")
-        return 8 * (x.numel // _CHUNK + 1)
+        # Where rows are not dense a tile is a part of one row or whole rows, at worst little more than half full.
+        return 8 * (2 * typed(inputs[0], self, "x").numel // _TILE + 1)
 
     def cost(self, inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         x = typed(inputs[0], self, "x")

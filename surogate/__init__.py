@@ -1,3 +1,3 @@
-"""Surogate trains language models: Python compiles, native code runs. See ``docs/architecture.md``."""
+"""Surogate: trains large language models. Python compiles, native code runs."""
 
 __version__ = "0.1.0"

@@ -26,3 +26,7 @@ class UserError(Exception):
         if self.fix:
             parts.append(f"  fix: {self.fix}")
         return "\n".join(parts)
+
+
+class TrainingFailed(Exception):
+    """A run that cannot go on, through no mistake in its inputs that we could name. Exit code 1."""

@@ -77,7 +77,7 @@ def apply(g: Graph, options: LoraOptions, *, training: bool) -> LoraResult:
             mapping[_output(node)] = _adapt(g, node, path, options, training, salt=len(result.modules))
         result.modules.append(path)
     g.nodes[:] = nodes
-    g.replace(mapping)
+    g.outputs = [mapping.get(o, o) for o in g.outputs]
     g.verify()
     return result
 

@@ -1,0 +1,206 @@
+// Python bindings: conversion of arguments and release of the GIL, nothing else.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "core/engine.h"
+#include "cpu/machine.h"
+
+namespace nb = nanobind;
+using namespace surogate;
+
+namespace {
+
+TensorRef parse_ref(nb::handle object) {
+    TensorRef ref;
+    if (object.is_none()) return ref;
+    auto items = nb::cast<nb::tuple>(object);
+    ref.present = true;
+    ref.space = parse_space(nb::cast<std::string>(items[0]));
+    ref.offset = nb::cast<int64_t>(items[1]);
+    ref.form.dtype = parse_dtype(nb::cast<std::string>(items[2]));
+    auto shape = nb::cast<std::vector<int64_t>>(items[3]);
+    auto strides = nb::cast<std::vector<int64_t>>(items[4]);
+    if (shape.size() > kMaxRank || shape.size() != strides.size()) {
+        throw std::invalid_argument("a tensor has at most 4 dimensions and as many strides");
+    }
+    ref.form.rank = static_cast<int>(shape.size());
+    for (size_t i = 0; i < shape.size(); ++i) {
+        ref.form.shape[i] = shape[i];
+        ref.form.stride[i] = strides[i];
+    }
+    return ref;
+}
+
+std::vector<TensorRef> parse_refs(nb::handle object) {
+    std::vector<TensorRef> refs;
+    for (nb::handle item : nb::cast<nb::list>(object)) refs.push_back(parse_ref(item));
+    return refs;
+}
+
+AttrValue parse_attr(nb::handle value) {
+    if (nb::isinstance<nb::bool_>(value)) return nb::cast<bool>(value);
+    if (nb::isinstance<nb::int_>(value)) return nb::cast<int64_t>(value);
+    if (nb::isinstance<nb::float_>(value)) return nb::cast<double>(value);
+    return nb::cast<std::string>(value);
+}
+
+Program parse_program(const std::string& name, const nb::list& instructions, const nb::dict& symbols, int events) {
+    Program program;
+    program.name = name;
+    program.events = events;
+    for (nb::handle item : instructions) {
+        auto fields = nb::cast<nb::tuple>(item);
+        Instruction instruction;
+        instruction.op = nb::cast<std::string>(fields[0]);
+        instruction.input_refs = parse_refs(fields[1]);
+        instruction.output_refs = parse_refs(fields[2]);
+        instruction.workspace_ref = parse_ref(fields[3]);
+        for (auto [key, value] : nb::cast<nb::dict>(fields[4])) {
+            instruction.attrs.set(nb::cast<std::string>(key), parse_attr(value));
+        }
+        instruction.stream = parse_stream(nb::cast<std::string>(fields[5]));
+        instruction.waits = nb::cast<std::vector<int>>(fields[6]);
+        instruction.signal = nb::cast<int>(fields[7]);
+        program.instructions.push_back(std::move(instruction));
+    }
+    for (auto [key, value] : symbols) program.symbols.emplace(nb::cast<std::string>(key), parse_ref(value));
+    return program;
+}
+
+nb::dict describe(const StepResult& r) {
+    nb::dict d;
+    d["loss_sum"] = r.loss_sum;
+    d["targets"] = r.targets;
+    d["tokens"] = r.tokens;
+    d["loss"] = r.targets > 0 ? r.loss_sum / static_cast<double>(r.targets) : 0.0;
+    d["grad_norm"] = r.grad_norm;
+    d["applied"] = r.applied;
+    d["seconds"] = r.seconds;
+    d["data_wait_seconds"] = r.data_wait_seconds;
+    return d;
+}
+
+using Int64Array = nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu>;
+
+std::vector<int64_t> to_vector(const Int64Array& array) {
+    return {array.data(), array.data() + array.size()};
+}
+
+nb::object to_numpy(const std::vector<int32_t>& values) {
+    auto* copy = new std::vector<int32_t>(values);
+    nb::capsule owner(copy, [](void* p) noexcept { delete static_cast<std::vector<int32_t>*>(p); });
+    return nb::cast(nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(copy->data(), {copy->size()}, owner));
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "The native engine: programs over arenas, and the feeder of token shards.";
+    if (!cpu_supported()) {
+        throw nb::import_error("Surogate needs a processor with AVX2 and FMA (Intel since 2013, AMD since 2015)");
+    }
+    initialise_blas();
+    m.def("sgemm_rate", &sgemm_rate, nb::arg("threads"), nb::arg("m"), nb::arg("n"), nb::arg("k"),
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Measured rate of float32 matrix products of this shape on this machine, in flop/s.");
+    m.def("blas_name", &blas_name, "Name and configuration of the BLAS library.");
+    m.def("micro_seed", &micro_seed, nb::arg("seed"), nb::arg("step"), nb::arg("micro"),
+          "The seed that a micro-batch of a step draws its randomness from.");
+
+    nb::class_<Feeder>(m, "Feeder")
+        .def(
+            "__init__",
+            [](Feeder* self, const std::string& tokens, const std::string& mask, const Int64Array& pieces,
+               const Int64Array& sequences, int64_t batch, int64_t sequence_len, int64_t max_documents, int32_t pad_id,
+               int64_t cursor) {
+                new (self) Feeder(tokens, mask, to_vector(pieces), to_vector(sequences), batch, sequence_len,
+                                  max_documents, pad_id, cursor);
+            },
+            nb::arg("tokens"), nb::arg("mask"), nb::arg("pieces"), nb::arg("sequences"), nb::arg("batch"),
+            nb::arg("sequence_len"), nb::arg("max_documents"), nb::arg("pad_id"), nb::arg("cursor") = 0)
+        .def_prop_ro("cursor", &Feeder::cursor, "Sequences taken so far.")
+        .def("outside", &Feeder::outside, nb::arg("vocabulary"), "Tokens of the shard not in [0, vocabulary).")
+        .def("next", [](Feeder& self) {
+            std::vector<Batch> batches;
+            {
+                nb::gil_scoped_release release;
+                batches = self.take(1);
+            }
+            nb::dict d;
+            d["ids"] = to_numpy(batches[0].ids);
+            d["targets"] = to_numpy(batches[0].targets);
+            d["positions"] = to_numpy(batches[0].positions);
+            d["cu_seqlens"] = to_numpy(batches[0].cu_seqlens);
+            return d;
+        });
+
+    nb::class_<Engine>(m, "Engine")
+        .def(nb::init<const std::string&, int>(), nb::arg("backend"), nb::arg("threads"))
+        .def("kernels", &Engine::kernels, "Names of the ops that this backend has.")
+        .def(
+            "allocate", [](Engine& self, const std::string& space, int64_t n) { self.allocate(parse_space(space), n); },
+            nb::arg("space"), nb::arg("nbytes"))
+        .def("allocated",
+             [](const Engine& self) {
+                 std::map<std::string, int64_t> sizes;
+                 for (int s = 0; s < kSpaces; ++s) {
+                     auto space = static_cast<Space>(s);
+                     if (self.allocated(space) > 0) sizes[name_of(space)] = self.allocated(space);
+                 }
+                 return sizes;
+             })
+        .def(
+            "memory",
+            [](nb::handle self, const std::string& space, int64_t offset, int64_t nbytes) {
+                void* data = nb::cast<Engine&>(self).memory(parse_space(space), offset, nbytes);
+                return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {static_cast<size_t>(nbytes)}, self);
+            },
+            nb::arg("space"), nb::arg("offset"), nb::arg("nbytes"), nb::rv_policy::reference)
+        .def(
+            "load",
+            [](Engine& self, const std::string& name, const nb::list& instructions, const nb::dict& symbols,
+               int events) { self.load(parse_program(name, instructions, symbols, events)); },
+            nb::arg("name"), nb::arg("instructions"), nb::arg("symbols"), nb::arg("events"))
+        .def(
+            "run", [](Engine& self, const std::string& name) { self.run(name); }, nb::arg("name"),
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "train_step",
+            [](Engine& self, Feeder& feeder, int accumulation, const std::map<std::string, double>& scalars,
+               int64_t seed, int64_t step) {
+                StepResult result;
+                {
+                    nb::gil_scoped_release release;
+                    result = self.train_step(feeder, accumulation, scalars, seed, step);
+                }
+                return describe(result);
+            },
+            nb::arg("feeder"), nb::arg("accumulation"), nb::arg("scalars"), nb::arg("seed"), nb::arg("step"))
+        .def(
+            "evaluate",
+            [](Engine& self, Feeder& feeder, int batches) {
+                StepResult result;
+                {
+                    nb::gil_scoped_release release;
+                    result = self.evaluate(feeder, batches);
+                }
+                return describe(result);
+            },
+            nb::arg("feeder"), nb::arg("batches"))
+        .def(
+            "inject_delays",
+            [](Engine& self, uint64_t seed, int most) { self.backend().inject_delays(seed, most); }, nb::arg("seed"),
+            nb::arg("max_microseconds"))
+        .def(
+            "profile", [](Engine& self, bool on) { self.backend().profile(on); }, nb::arg("on"))
+        .def("profile_report", [](Engine& self) {
+            nb::list rows;
+            for (const ProfileEntry& e : self.backend().profile_report()) {
+                rows.append(nb::make_tuple(e.program, e.index, e.op, e.calls, e.seconds));
+            }
+            return rows;
+        });
+}

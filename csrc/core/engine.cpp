@@ -1,0 +1,213 @@
+#include "core/engine.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+namespace surogate {
+
+namespace {
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+uint64_t splitmix64(uint64_t x) {
+    x += 0x9e3779b97f4a7c15ULL;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+    return x ^ (x >> 31);
+}
+
+}  // namespace
+
+int64_t micro_seed(int64_t seed, int64_t step, int64_t micro) {
+    uint64_t mixed = splitmix64(static_cast<uint64_t>(seed));
+    mixed = splitmix64(mixed ^ static_cast<uint64_t>(step));
+    mixed = splitmix64(mixed ^ static_cast<uint64_t>(micro));
+    return static_cast<int64_t>(mixed >> 1);
+}
+
+Engine::Engine(const std::string& backend, int threads) {
+    if (backend != "cpu") throw std::invalid_argument("this build has no backend '" + backend + "'");
+    if (threads < 1) throw std::invalid_argument("threads must be at least 1");
+    backend_ = make_cpu_backend(threads);
+}
+
+Engine::~Engine() {
+    for (int s = 0; s < kSpaces; ++s) {
+        if (arenas_[s].base != nullptr) backend_->release(static_cast<Space>(s), arenas_[s].base, arenas_[s].bytes);
+    }
+}
+
+void Engine::allocate(Space space, int64_t bytes) {
+    Arena& arena = arenas_[static_cast<int>(space)];
+    if (arena.base != nullptr) throw std::invalid_argument(std::string(name_of(space)) + " is allocated already");
+    if (bytes <= 0) throw std::invalid_argument("an arena needs at least one byte");
+    arena.base = backend_->allocate(space, bytes);
+    arena.bytes = bytes;
+}
+
+void* Engine::memory(Space space, int64_t offset, int64_t bytes) const {
+    const Arena& arena = arenas_[static_cast<int>(space)];
+    if (offset < 0 || bytes < 0 || offset > arena.bytes - bytes) {
+        throw std::invalid_argument("bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) +
+                                    " are outside the " + name_of(space) + " arena of " +
+                                    std::to_string(arena.bytes));
+    }
+    return static_cast<char*>(arena.base) + offset;
+}
+
+Tensor Engine::resolve(const TensorRef& ref, const std::string& what) const {
+    if (!ref.present) return {};
+    Tensor tensor = ref.form;
+    try {
+        tensor.data = memory(ref.space, ref.offset, ref.end() - ref.offset);
+    } catch (const std::invalid_argument& error) {
+        throw std::invalid_argument(what + ": " + error.what());
+    }
+    if (ref.offset % static_cast<int64_t>(size_of(tensor.dtype)) != 0) {
+        throw std::invalid_argument(what + ": offset " + std::to_string(ref.offset) + " is not aligned to " +
+                                    name_of(tensor.dtype));
+    }
+    return tensor;
+}
+
+void Engine::load(Program loaded) {
+    auto owned = std::make_unique<Program>(std::move(loaded));
+    Program& p = *owned;
+    std::vector<char> signalled(static_cast<size_t>(p.events), 0);
+    for (size_t i = 0; i < p.instructions.size(); ++i) {
+        Instruction& instruction = p.instructions[i];
+        std::string what = p.name + ", instruction " + std::to_string(i) + " (" + instruction.op + ")";
+        instruction.kernel = find_kernel(backend_->name(), instruction.op);
+        if (instruction.kernel == nullptr) {
+            throw std::invalid_argument(what + ": the " + backend_->name() + " backend has no such kernel");
+        }
+        auto event_ok = [&](int event) { return event >= 0 && event < p.events; };
+        for (int event : instruction.waits) {
+            // Signalled earlier in the list: so every order in which streams advance can finish.
+            if (!event_ok(event) || !signalled[static_cast<size_t>(event)]) {
+                throw std::invalid_argument(what + ": waits for event " + std::to_string(event) +
+                                            ", which nothing before it signals");
+            }
+        }
+        if (instruction.signal >= 0) {
+            if (!event_ok(instruction.signal) || signalled[static_cast<size_t>(instruction.signal)]) {
+                throw std::invalid_argument(what + ": event " + std::to_string(instruction.signal) +
+                                            " is out of range or signalled twice");
+            }
+            signalled[static_cast<size_t>(instruction.signal)] = 1;
+        }
+        for (const TensorRef& ref : instruction.input_refs) instruction.in.push_back(resolve(ref, what));
+        for (const TensorRef& ref : instruction.output_refs) instruction.out.push_back(resolve(ref, what));
+        instruction.workspace = resolve(instruction.workspace_ref, what);
+    }
+    for (const auto& [name, ref] : p.symbols) p.resolved.emplace(name, resolve(ref, p.name + ", symbol " + name));
+    auto [place, added] = programs_.insert_or_assign(p.name, std::move(owned));
+    backend_->prepare(*place->second);
+}
+
+Program& Engine::program(std::string_view name) {
+    auto found = programs_.find(name);
+    if (found == programs_.end()) throw std::invalid_argument("no program '" + std::string(name) + "' is loaded");
+    return *found->second;
+}
+
+void Engine::run(std::string_view name) { backend_->run(program(name)); }
+
+void Engine::feed(Program& p, const Batch& batch) {
+    auto copy = [&](std::string_view symbol, const std::vector<int32_t>& values) {
+        auto found = p.resolved.find(symbol);
+        if (found == p.resolved.end()) return;
+        const Tensor& target = found->second;
+        if (target.dtype != DType::i32 || target.numel() != static_cast<int64_t>(values.size())) {
+            throw std::invalid_argument("the feeder's " + std::string(symbol) + " has " +
+                                        std::to_string(values.size()) + " values, the program " +
+                                        std::to_string(target.numel()));
+        }
+        std::memcpy(target.data, values.data(), values.size() * sizeof(int32_t));
+    };
+    copy("ids", batch.ids);
+    copy("targets", batch.targets);
+    copy("positions", batch.positions);
+    copy("cu_seqlens", batch.cu_seqlens);
+}
+
+void Engine::set(Program& p, std::string_view symbol, double value) {
+    auto found = p.resolved.find(symbol);
+    if (found == p.resolved.end()) return;
+    switch (found->second.dtype) {
+        case DType::f32: *found->second.as<float>() = static_cast<float>(value); break;
+        case DType::f64: *found->second.as<double>() = value; break;
+        case DType::i64: *found->second.as<int64_t>() = static_cast<int64_t>(value); break;
+        default: throw std::invalid_argument("symbol " + std::string(symbol) + " is no scalar");
+    }
+}
+
+double Engine::get(Program& p, std::string_view symbol) {
+    auto found = p.resolved.find(symbol);
+    if (found == p.resolved.end()) throw std::invalid_argument(p.name + " has no symbol " + std::string(symbol));
+    return found->second.dtype == DType::f64 ? *found->second.as<double>()
+                                             : static_cast<double>(*found->second.as<float>());
+}
+
+StepResult Engine::train_step(Feeder& feeder, int accumulation, const std::map<std::string, double>& scalars,
+                              int64_t seed, int64_t step) {
+    if (accumulation < 1) throw std::invalid_argument("accumulation must be at least 1");
+    StepResult result;
+    const double begin = now();
+    Program& micro = program("micro_step");
+    Program& norm = program("norm_step");
+    Program& update = program("optimizer_step");
+
+    // The whole global batch is at hand before its first micro-batch runs, so that its targets can be counted.
+    std::vector<Batch> batches = feeder.take(accumulation);
+    result.data_wait_seconds = now() - begin;
+    for (const Batch& batch : batches) {
+        result.targets += batch.target_count;
+        result.tokens += batch.token_count;
+    }
+    for (Program* p : {&micro, &norm, &update}) {
+        for (const auto& [name, value] : scalars) set(*p, name, value);
+    }
+    set(micro, "loss", 0.0);
+    set(micro, "loss_scale", result.targets > 0 ? 1.0 / static_cast<double>(result.targets) : 0.0);
+    for (int m = 0; m < accumulation; ++m) {
+        auto found = micro.resolved.find("seed");
+        // Not through set(): a double would lose the seed's low bits.
+        if (found != micro.resolved.end()) *found->second.as<int64_t>() = micro_seed(seed, step, m);
+        feed(micro, batches[static_cast<size_t>(m)]);
+        backend_->run(micro);
+    }
+    result.loss_sum = get(micro, "loss");
+    backend_->run(norm);
+    result.grad_norm = get(norm, "grad_norm");
+    if (std::isfinite(result.loss_sum) && std::isfinite(result.grad_norm)) {
+        auto found = update.resolved.find("seed");
+        if (found != update.resolved.end()) *found->second.as<int64_t>() = micro_seed(seed, step, accumulation);
+        backend_->run(update);
+        result.applied = true;
+    }
+    result.seconds = now() - begin;
+    return result;
+}
+
+StepResult Engine::evaluate(Feeder& feeder, int batches) {
+    StepResult result;
+    const double begin = now();
+    Program& p = program("eval_step");
+    set(p, "loss", 0.0);
+    for (int i = 0; i < batches; ++i) {
+        Batch batch = std::move(feeder.take(1)[0]);
+        result.targets += batch.target_count;
+        result.tokens += batch.token_count;
+        feed(p, batch);
+        backend_->run(p);
+    }
+    result.loss_sum = get(p, "loss");
+    result.seconds = now() - begin;
+    return result;
+}
+
+}  // namespace surogate

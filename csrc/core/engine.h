@@ -1,0 +1,73 @@
+// Engine: arenas, loaded programs, and the whole training step. Nothing here allocates or decides within a step.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/backend.h"
+#include "data/feeder.h"
+
+namespace surogate {
+
+struct StepResult {
+    double loss_sum = 0.0;  // over the targets of the global batch
+    int64_t targets = 0;
+    int64_t tokens = 0;  // padding not counted
+    double grad_norm = 0.0;
+    bool applied = false;  // false: loss or gradient norm was not finite, weights are as before
+    double seconds = 0.0;
+    double data_wait_seconds = 0.0;
+};
+
+class Engine {
+   public:
+    Engine(const std::string& backend, int threads);
+    ~Engine();
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+
+    std::vector<std::string> kernels() const { return kernel_names(backend_->name()); }
+    Backend& backend() { return *backend_; }
+
+    // One arena a space, once.
+    void allocate(Space space, int64_t bytes);
+    int64_t allocated(Space space) const { return arenas_[static_cast<int>(space)].bytes; }
+    void* memory(Space space, int64_t offset, int64_t bytes) const;
+
+    // Resolves every tensor against the arenas and finds every kernel; throws std::invalid_argument naming what is
+    // wrong.
+    void load(Program program);
+    void run(std::string_view name);
+
+    // Programs micro_step (accumulation times), norm_step and optimizer_step. `scalars` are written to the symbols of
+    // these names first.
+    StepResult train_step(Feeder& feeder, int accumulation, const std::map<std::string, double>& scalars, int64_t seed,
+                          int64_t step);
+    // Program eval_step, `batches` times.
+    StepResult evaluate(Feeder& feeder, int batches);
+
+   private:
+    struct Arena {
+        void* base = nullptr;
+        int64_t bytes = 0;
+    };
+
+    Tensor resolve(const TensorRef& ref, const std::string& what) const;
+    Program& program(std::string_view name);
+    void feed(Program& program, const Batch& batch);
+    // Writes a one-element symbol if the program has it.
+    void set(Program& program, std::string_view symbol, double value);
+    double get(Program& program, std::string_view symbol);
+
+    std::unique_ptr<Backend> backend_;
+    Arena arenas_[kSpaces];
+    std::map<std::string, std::unique_ptr<Program>, std::less<>> programs_;
+};
+
+// A positive seed for one micro-batch, from the run's seed, the step and the micro-batch's index (splitmix64).
+int64_t micro_seed(int64_t seed, int64_t step, int64_t micro);
+
+}  // namespace surogate

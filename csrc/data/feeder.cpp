@@ -1,0 +1,196 @@
+#include "data/feeder.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+
+namespace surogate {
+
+MappedFile::MappedFile(const std::string& path) {
+    int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) throw std::invalid_argument(path + ": " + std::strerror(errno));
+    struct stat info {};
+    if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) {
+        close(file);
+        throw std::invalid_argument(path + ": not a file");
+    }
+    bytes_ = info.st_size;
+    if (bytes_ > 0) {
+        data_ = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_SHARED, file, 0);
+        if (data_ == MAP_FAILED) {
+            int error = errno;
+            close(file);
+            throw std::invalid_argument(path + ": " + std::strerror(error));
+        }
+    }
+    close(file);
+}
+
+MappedFile::~MappedFile() {
+    if (bytes_ > 0) munmap(data_, static_cast<size_t>(bytes_));
+}
+
+Feeder::Feeder(const std::string& tokens, const std::string& mask, std::vector<int64_t> pieces,
+               std::vector<int64_t> sequences, int64_t batch, int64_t sequence_len, int64_t max_documents,
+               int32_t pad_id, int64_t cursor)
+    : tokens_file_(tokens),
+      mask_file_(mask),
+      tokens_(static_cast<const int32_t*>(tokens_file_.data())),
+      mask_(static_cast<const uint8_t*>(mask_file_.data())),
+      token_count_(tokens_file_.bytes() / 4),
+      pieces_(std::move(pieces)),
+      sequences_(std::move(sequences)),
+      batch_(batch),
+      sequence_len_(sequence_len),
+      max_documents_(max_documents),
+      pad_id_(pad_id),
+      cursor_(cursor),
+      next_(cursor) {
+    if (tokens_file_.bytes() % 4 != 0 || mask_file_.bytes() != token_count_) {
+        throw std::invalid_argument(tokens + " and " + mask + " do not belong together: " +
+                                    std::to_string(tokens_file_.bytes()) + " and " +
+                                    std::to_string(mask_file_.bytes()) + " bytes");
+    }
+    check();
+    thread_ = std::thread([this] { loop(); });
+}
+
+Feeder::~Feeder() {
+    {
+        std::lock_guard lock(mutex_);
+        stop_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+}
+
+void Feeder::check() const {
+    auto fail = [](const std::string& what) { throw std::invalid_argument("feeder: " + what); };
+    if (batch_ < 1 || sequence_len_ < 1 || max_documents_ < 1) fail("sizes must be at least 1");
+    if (pieces_.size() % 3 != 0) fail("pieces have three columns");
+    const auto piece_count = static_cast<int64_t>(pieces_.size() / 3);
+    if (sequences_.empty() || sequences_.front() != 0 || sequences_.back() != piece_count) {
+        fail("sequences must begin with 0 and end with the number of pieces");
+    }
+    const auto sequence_count = static_cast<int64_t>(sequences_.size()) - 1;
+    if (sequence_count % batch_ != 0) fail("the order must be filled up to whole micro-batches");
+    if (cursor_ < 0 || cursor_ > sequence_count || cursor_ % batch_ != 0) {
+        fail("cursor " + std::to_string(cursor_) + " is no boundary of a micro-batch");
+    }
+    int64_t documents = 0;
+    for (int64_t s = 0; s < sequence_count; ++s) {
+        const int64_t begin = sequences_[static_cast<size_t>(s)], end = sequences_[static_cast<size_t>(s) + 1];
+        if (end < begin) fail("sequences must not fall");
+        int64_t used = 0;
+        for (int64_t p = begin; p < end; ++p) {
+            const int64_t* piece = &pieces_[static_cast<size_t>(p) * 3];
+            if (piece[0] < 0 || piece[1] < 1 || piece[0] > token_count_ - piece[1]) {
+                fail("piece " + std::to_string(p) + " lies outside the shard");
+            }
+            if (piece[2] != 0 && piece[0] + piece[1] >= token_count_) {
+                fail("piece " + std::to_string(p) + " continues behind the shard's end");
+            }
+            used += piece[1];
+        }
+        if (used > sequence_len_) {
+            fail("sequence " + std::to_string(s) + " has " + std::to_string(used) + " tokens, more than " +
+                 std::to_string(sequence_len_));
+        }
+        if (s % batch_ == 0) documents = 0;
+        documents += end - begin + (used < sequence_len_ ? 1 : 0);
+        if (documents > max_documents_) {
+            fail("a micro-batch has more than " + std::to_string(max_documents_) + " documents");
+        }
+    }
+}
+
+Batch Feeder::prepare(int64_t first_sequence) const {
+    Batch b;
+    const auto total = static_cast<size_t>(batch_ * sequence_len_);
+    b.ids.assign(total, pad_id_);
+    b.targets.assign(total, -100);
+    b.positions.assign(total, 0);
+    b.cu_seqlens.assign(static_cast<size_t>(max_documents_) + 1, static_cast<int32_t>(total));
+    size_t document = 0;
+    b.cu_seqlens[document++] = 0;
+    for (int64_t s = 0; s < batch_; ++s) {
+        const auto sequence = static_cast<size_t>(first_sequence + s);
+        auto at = static_cast<size_t>(s * sequence_len_);
+        const size_t end = at + static_cast<size_t>(sequence_len_);
+        for (int64_t p = sequences_[sequence]; p < sequences_[sequence + 1]; ++p) {
+            const int64_t* piece = &pieces_[static_cast<size_t>(p) * 3];
+            const int64_t start = piece[0], length = piece[1];
+            for (int64_t i = 0; i < length; ++i, ++at) {
+                b.ids[at] = tokens_[start + i];
+                b.positions[at] = static_cast<int32_t>(i);
+                // The target is the next token of the same document, also behind the cut of a long one.
+                if ((i + 1 < length || piece[2] != 0) && mask_[start + i + 1] != 0) {
+                    b.targets[at] = tokens_[start + i + 1];
+                    ++b.target_count;
+                }
+            }
+            b.token_count += length;
+            b.cu_seqlens[document++] = static_cast<int32_t>(at);
+        }
+        if (at < end) {
+            for (int32_t i = 0; at < end; ++at, ++i) b.positions[at] = i;
+            b.cu_seqlens[document++] = static_cast<int32_t>(end);
+        }
+    }
+    return b;
+}
+
+void Feeder::loop() {
+    const auto sequence_count = static_cast<int64_t>(sequences_.size()) - 1;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        changed_.wait(lock, [&] { return stop_ || (ready_.size() < ahead_ && next_ < sequence_count); });
+        if (stop_) return;
+        const int64_t first = next_;
+        lock.unlock();
+        try {
+            Batch batch = prepare(first);
+            lock.lock();
+            ready_.push_back(std::move(batch));
+            next_ = first + batch_;
+        } catch (...) {
+            lock.lock();
+            failure_ = std::current_exception();
+            changed_.notify_all();
+            return;
+        }
+        changed_.notify_all();
+    }
+}
+
+std::vector<Batch> Feeder::take(int n) {
+    const auto sequence_count = static_cast<int64_t>(sequences_.size()) - 1;
+    if (n < 1) throw std::invalid_argument("feeder: take at least one micro-batch");
+    if (cursor_ + n * batch_ > sequence_count) throw std::out_of_range("feeder: the order has ended");
+    std::vector<Batch> taken;
+    std::unique_lock lock(mutex_);
+    ahead_ = std::max(ahead_, static_cast<size_t>(n));
+    changed_.notify_all();
+    while (static_cast<int>(taken.size()) < n) {
+        changed_.wait(lock, [&] { return !ready_.empty() || failure_; });
+        if (failure_) std::rethrow_exception(failure_);
+        taken.push_back(std::move(ready_.front()));
+        ready_.pop_front();
+        changed_.notify_all();
+    }
+    cursor_ += n * batch_;
+    return taken;
+}
+
+int64_t Feeder::outside(int64_t vocabulary) const {
+    int64_t count = 0;
+    for (int64_t i = 0; i < token_count_; ++i) count += tokens_[i] < 0 || tokens_[i] >= vocabulary;
+    return count;
+}
+
+}  // namespace surogate

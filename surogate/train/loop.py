@@ -1,0 +1,299 @@
+"""The run: from a configuration to a trained adapter or model.
+
+Python acts between steps: it asks the engine for one whole step, reports it, and evaluates or saves where that is due.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surogate.config.schema import TrainConfig
+from surogate.errors import TrainingFailed, UserError
+from surogate.train.order import RunOrder, evaluation_order, feeder, training_order
+from surogate.train.plan import step_work
+from surogate.train.runtime import Runtime
+from surogate.train.schedule import Schedule
+from surogate.train.setup import (
+    ModelFiles,
+    check_device,
+    compile_config,
+    load_weights,
+    open_model,
+    prepare_data,
+    threads_of,
+)
+from surogate.train.state import Exporter, restore, trained_state
+
+if TYPE_CHECKING:
+    from surogate.compile.compiler import Compiled
+    from surogate.data import Prepared
+    from surogate.data.tokenizer import Tokenizer
+    from surogate.track.events import Events
+
+
+@dataclass
+class Run:
+    """A finished run. ``result``: folder of the adapter or model. ``history``: one record a step, and an ``eval_loss``
+    where there was an evaluation."""
+
+    output_dir: Path
+    result: Path
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run(config: TrainConfig, mode: str = "sft", config_path: str | None = None) -> Run:
+    """Train.
+
+    Args:
+        config: validated configuration.
+        mode: ``sft`` or ``pt``.
+        config_path: where the configuration came from, for the report.
+
+    Raises:
+        UserError: anything the user can mend: files, data, keys, room on the disk.
+        TrainingFailed: the loss or the gradient is no longer finite.
+    """
+    from surogate.track import start
+
+    check_device(config)
+    if config.from_scratch and mode != "pt":
+        raise UserError(
+            "random weights cannot be fine-tuned", where=config.where("from_scratch"), fix="use surogate pt, or leave it out"
+        )
+    with start(config, mode) as events:
+        return Trainer(config, mode, events).train(config_path)
+
+
+class Trainer:
+    """Holds the parts of a run."""
+
+    def __init__(self, config: TrainConfig, mode: str, events: Events) -> None:
+        self.config, self.mode, self.events = config, mode, events
+        self.output_dir = Path(config.output_dir)
+        self.history: list[dict[str, Any]] = []
+        self.files: ModelFiles
+        self.prepared: Prepared
+        self.tokenizer: Tokenizer
+        self.order: RunOrder
+        self.evaluation: RunOrder | None = None
+        self.compiled: Compiled
+        self.runtime: Runtime
+        self.exporter: Exporter
+
+    # -- preparation ------------------------------------------------------------------------------------------------
+
+    def prepare(self, config_path: str | None) -> None:
+        """Everything before the first step. Reports in the order that users know (R14)."""
+        from surogate.train.checkpoint import CheckpointWriter, check_output_dir
+
+        c, started = self.config, time.monotonic()
+        check_output_dir(self.output_dir, 0)
+        self.events.emit("config", path=config_path, config=c.model_dump(mode="json"))
+        threads = threads_of(c)
+        self.events.emit("device", kind="cpu", name=cpu_name(), threads=threads)
+        self.files = open_model(c, with_weights=True)
+        self.prepared, self.tokenizer = prepare_data(
+            c, self.mode, lambda line: self.events.emit("progress", message=line), self.files
+        )
+        self.order = training_order(self.prepared.train, c)
+        if self.prepared.validation is not None:
+            self.evaluation = evaluation_order(self.prepared.validation, c)
+        self.compiled = compile_config(
+            c, self.files, max_documents=self.order.max_documents,
+            eval_documents=self.evaluation.max_documents if self.evaluation else 0,
+        )  # fmt: skip
+        self.runtime = Runtime(self.compiled, threads)
+        load_weights(self.runtime, self.files, c.seed)
+        self.exporter = Exporter(self.runtime, c, self.files, self.tokenizer)
+        self.checkpoints = CheckpointWriter(self.output_dir, c.save_total_limit)
+        check_output_dir(self.output_dir, self.exporter.nbytes())
+        self._report(time.monotonic() - started)
+
+    def _report(self, seconds: float) -> None:
+        c, compiled = self.config, self.compiled
+        self.events.emit(
+            "model", name=c.model, architecture=(self.files.config.get("architectures") or ["?"])[0],
+            parameters=compiled.parameters, trainable=compiled.trainable_parameters, seconds=seconds,
+        )  # fmt: skip
+        if compiled.adapters is not None:
+            self.events.emit(
+                "adapter", kind="lora", rank=c.lora_rank, alpha=c.lora_alpha, dropout=c.lora_dropout,
+                modules=compiled.adapters.names, count=len(compiled.adapters.modules),
+                trainable=compiled.trainable_parameters, parameters=compiled.parameters,
+            )  # fmt: skip
+        self.events.emit("data", **self.prepared.report.as_dict())
+        self.events.emit(
+            "batch", effective=c.effective_batch_size, per_device=c.per_device_train_batch_size,
+            accumulation=c.gradient_accumulation_steps, sequence_len=c.sequence_len,
+            tokens=c.effective_batch_size * c.sequence_len, steps=self.order.duration.total,
+            epochs=self.order.duration.epochs,
+        )  # fmt: skip
+        table = compiled.memory.table()
+        self.events.emit("memory", table=table, total=sum(table.values()))
+
+    def _resume(self) -> int:
+        """Put the newest (or named) checkpoint back; returns the step it was written after."""
+        from surogate.train.checkpoint import find_latest, load_state
+
+        wanted = self.config.resume_from_checkpoint
+        if not wanted:
+            return 0
+        path = find_latest(self.output_dir) if wanted is True else Path(wanted)
+        if path is None:
+            self.events.emit("warning", message=f"no complete checkpoint in {self.output_dir}; starting anew")
+            return 0
+        state, arrays = load_state(path)
+        self._check_resumable(state, str(path))
+        restore(self.runtime, arrays, str(path))
+        self.events.emit("resume", path=str(path), step=state["step"])
+        return int(state["step"])
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a resumed run to be the interrupted one."""
+        c = self.config
+        return {
+            "data": self.prepared.train.fingerprint,
+            "seed": c.seed,
+            "sequence_len": c.sequence_len,
+            "sample_packing": c.sample_packing,
+            "effective_batch_size": c.effective_batch_size,
+        }
+
+    def _check_resumable(self, state: dict[str, Any], where: str) -> None:
+        for key, value in self._identity().items():
+            found = state["identity"].get(key)
+            if found != value:
+                raise UserError(
+                    f"the checkpoint was written with {key} {found!r}, this run has {value!r}",
+                    where=where,
+                    expected="the same data, seed, sequence length and batch",
+                    fix="restore the old value, or leave out resume_from_checkpoint and choose another output_dir",
+                )
+
+    # -- the run ----------------------------------------------------------------------------------------------------
+
+    def train(self, config_path: str | None) -> Run:
+        self.prepare(config_path)
+        c, total = self.config, self.order.duration.total
+        schedule = make_schedule(c, total)
+        done = self._resume()
+        feed = feeder(
+            self.order, batch=c.per_device_train_batch_size, sequence_len=c.sequence_len,
+            pad_id=self.tokenizer.pad_id or 0, cursor=done * c.effective_batch_size,
+        )  # fmt: skip
+        self.flops, _ = step_work(self.compiled, c.gradient_accumulation_steps)
+        self.rate = self._measure_rate()
+        evaluated = -1
+        for step in range(done + 1, total + 1):
+            self._step(step, feed, schedule)
+            if self.evaluation and c.eval_steps and step % c.eval_steps == 0:
+                self._evaluate(step)
+                evaluated = step
+            if c.save_steps and step % c.save_steps == 0 and step < total:
+                self._save(step)
+        if self.evaluation and evaluated != total:
+            self._evaluate(total)
+        return self._finish(total)
+
+    def _measure_rate(self) -> float:
+        """The machine's matrix product, flop/s: what the share of the speed of light is measured against."""
+        from surogate import _native
+
+        hidden, inner = int(self.files.config["hidden_size"]), int(self.files.config["intermediate_size"])
+        tokens = self.config.per_device_train_batch_size * self.config.sequence_len
+        rate: float = _native.sgemm_rate(self.runtime.threads, min(tokens, 2048), inner, hidden)
+        return rate
+
+    def _step(self, step: int, feed: Any, schedule: Schedule) -> None:
+        c = self.config
+        lr = schedule.at(step)
+        scalars = {
+            "lr": lr,
+            "bias_correction1": 1.0 - c.adam_beta1**step,
+            "bias_correction2": 1.0 - c.adam_beta2**step,
+        }
+        r = self.runtime.train_step(feed, c.gradient_accumulation_steps, scalars, c.seed, step)
+        record = {
+            "step": step,
+            "epoch": self.order.duration.epoch_of(step),
+            "loss": r["loss"],
+            "grad_norm": r["grad_norm"],
+            "lr": lr,
+            "tokens": r["tokens"],
+            "targets": r["targets"],
+            "seconds": r["seconds"],
+            "tokens_per_second": r["tokens"] / r["seconds"],
+            "speed_of_light": self.flops / r["seconds"] / self.rate,
+            "data_wait_seconds": r["data_wait_seconds"],
+        }
+        if not r["applied"]:
+            raise TrainingFailed(
+                f"loss {r['loss']} and gradient norm {r['grad_norm']} at step {step} are not finite; "
+                "weights are as they were before this step, nothing was saved over. Lower learning_rate, add "
+                "warmup_steps, or look at the rows of this step"
+            )
+        self.history.append(record)
+        self.events.emit("step", total=self.order.duration.total, epochs=self.order.duration.epochs, **record)
+
+    def _evaluate(self, step: int) -> None:
+        assert self.evaluation is not None
+        c, started = self.config, time.monotonic()
+        feed = feeder(
+            self.evaluation, batch=c.eval_batch_size, sequence_len=c.sequence_len, pad_id=self.tokenizer.pad_id or 0
+        )
+        r = self.runtime.evaluate(feed, self.evaluation.duration.total)
+        loss = r["loss_sum"] / r["targets"] if r["targets"] else float("nan")
+        if self.history:
+            self.history[-1]["eval_loss"] = loss
+        self.events.emit("eval", step=step, loss=loss, targets=r["targets"], seconds=time.monotonic() - started)
+
+    def _save(self, step: int) -> None:
+        started = time.monotonic()
+        state = {"step": step, "identity": self._identity(), "digest": self.compiled.digest}
+        path = self.checkpoints.save(step, self.exporter.write, state, dict(trained_state(self.runtime)))
+        self.events.emit("checkpoint", step=step, path=str(path), seconds=time.monotonic() - started)
+
+    def _finish(self, total: int) -> Run:
+        if self.config.save_steps:
+            self._save(total)
+        kind = "adapter" if self.compiled.adapters is not None else "model"
+        publish(self.output_dir, self.exporter.write)
+        self.events.emit("run_end", steps=total, kind=kind, path=str(self.output_dir))
+        return Run(self.output_dir, self.output_dir, self.history)
+
+
+def make_schedule(c: TrainConfig, total: int) -> Schedule:
+    """The learning-rate schedule of a configuration."""
+    warmup = c.warmup_steps or int(-(-total * c.warmup_ratio // 1))
+    decay = max(1, round(total * c.wsd_decay_ratio)) if c.lr_scheduler_type == "wsd" else 0
+    return Schedule(c.lr_scheduler_type, c.learning_rate, total, warmup, decay, c.min_lr_ratio)
+
+
+def publish(directory: Path, write: Callable[[Path], None]) -> None:
+    """Write the result's files beside their place and move each in when all are whole."""
+    temporary = directory / f".result.tmp-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        write(temporary)
+        for path in sorted(temporary.iterdir()):
+            os.replace(path, directory / path.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def cpu_name() -> str:
+    """Model name of the processor as the kernel reports it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return "CPU"

@@ -1,0 +1,81 @@
+"""A compiled model in a native engine: arenas allocated as planned, programs loaded, memory readable by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surogate import _native
+from surogate.compile.compiler import Compiled
+from surogate.compile.emit import check_kernels
+from surogate.compile.program import TensorRef
+from surogate.graph import DTYPE_BYTES
+
+_NUMPY = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "u8": np.uint8, "bf16": np.uint16}
+
+
+class Runtime:
+    """Owns the engine of a run.
+
+    Allocates exactly what the plan says (``compiled.memory``), zero filled, and loads the programs and constants.
+    """
+
+    def __init__(self, compiled: Compiled, threads: int) -> None:
+        self.compiled, self.threads = compiled, threads
+        self.engine = _native.Engine("cpu", threads)
+        check_kernels(list(compiled.programs.values()), set(self.engine.kernels()), "cpu")
+        for space in ("device", "pinned", "host"):
+            nbytes = compiled.memory.size(space)
+            if nbytes:
+                self.engine.allocate(space, nbytes)
+        for name, program in compiled.programs.items():
+            symbols = {n: r.tuple() for n, r in program.symbols.items()}
+            self.engine.load(name, [i.tuple() for i in program.instructions], symbols, program.events)
+        for name, data in compiled.constants.items():
+            self.raw(compiled.memory.ref(name))[:] = np.frombuffer(data, np.uint8)
+
+    def raw(self, ref: TensorRef) -> np.ndarray:
+        """The bytes of a dense tensor, writable, without a copy."""
+        n = DTYPE_BYTES[ref.dtype]
+        for d in ref.shape:
+            n *= d
+        view: np.ndarray = self.engine.memory(ref.space, ref.offset, n)
+        return view
+
+    def array(self, name: str) -> np.ndarray:
+        """A slot, or a part of one, by name: writable, without a copy. bf16 appears as its bits, uint16."""
+        ref = self.compiled.memory.ref(name)
+        return self.raw(ref).view(_NUMPY[ref.dtype]).reshape(ref.shape)
+
+    def values(self, name: str) -> np.ndarray:
+        """A float32 copy of a weight, gradient or state by name."""
+        data = self.array(name)
+        if data.dtype == np.uint16:
+            return (data.astype(np.uint32) << 16).view(np.float32)
+        return data.astype(np.float32)
+
+    def train_step(self, feeder: Any, accumulation: int, scalars: dict[str, float], seed: int, step: int) -> dict[str, Any]:
+        """One optimizer step; see ``Engine.train_step``."""
+        result: dict[str, Any] = self.engine.train_step(feeder, accumulation, scalars, seed, step)
+        return result
+
+    def evaluate(self, feeder: Any, batches: int) -> dict[str, Any]:
+        """Summed loss and targets over a number of micro-batches."""
+        result: dict[str, Any] = self.engine.evaluate(feeder, batches)
+        return result
+
+
+def physical_cores() -> int:
+    """Cores that this process may run on, hyper-threads counted once: BLAS gains nothing from the second."""
+    allowed = os.sched_getaffinity(0)
+    seen = set()
+    for cpu in allowed:
+        base = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            seen.add(((base / "physical_package_id").read_text().strip(), (base / "core_id").read_text().strip()))
+        except OSError:
+            return len(allowed)
+    return max(1, len(seen))

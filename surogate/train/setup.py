@@ -1,0 +1,237 @@
+"""From a configuration to a compiled model with weights in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surogate.adapters.lora import LoraOptions
+from surogate.compile.compiler import CompileOptions, Compiled, compile_model
+from surogate.config.schema import TrainConfig
+from surogate.errors import UserError
+from surogate.models import build
+from surogate.optim.adamw import AdamW
+from surogate.recipes import get_recipe
+from surogate.train.initial import initialise
+from surogate.train.runtime import Runtime, physical_cores
+
+if TYPE_CHECKING:
+    from surogate.data import Prepared
+    from surogate.data.tokenizer import Tokenizer
+    from surogate.io.weights import WeightSource
+
+# Buffers that some checkpoints carry and every loader computes anew.
+_COMPUTED = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
+
+
+@dataclass
+class ModelFiles:
+    """A model's folder, read as far as compiling needs: config, and weights if they are wanted."""
+
+    name: str
+    directory: Path
+    config: dict[str, Any]
+    weights: WeightSource | None
+
+    def stored_dtype(self, weight: str) -> str:
+        """Dtype of a weight in its file; f32 where there is none."""
+        if self.weights is None or weight not in self._names:
+            return str(self.config.get("dtype") or self.config.get("torch_dtype") or "f32").replace("bfloat16", "bf16")
+        return self.weights.dtype(weight)
+
+    def __post_init__(self) -> None:
+        self._names = set(self.weights.names()) if self.weights is not None else set()
+
+
+def open_model(config: TrainConfig, *, with_weights: bool) -> ModelFiles:
+    """Find the model (folder, GGUF file or hub id) and read its config."""
+    from surogate.io.config_json import read_model_config
+    from surogate.io.hub import resolve_model
+    from surogate.io.weights import open_weights
+
+    directory = resolve_model(config.model)
+    weights = open_weights(directory) if with_weights and not config.from_scratch else None
+    return ModelFiles(config.model, directory, read_model_config(directory), weights)
+
+
+def threads_of(config: TrainConfig) -> int:
+    return config.cpu_threads or physical_cores()
+
+
+def check_device(config: TrainConfig) -> None:
+    """Refuse a device that this build cannot use."""
+    if config.device == "cuda":
+        raise UserError("this build has no CUDA backend", where=config.where("device"), fix="write device: cpu")
+
+
+def lora_options(config: TrainConfig) -> LoraOptions | None:
+    if not config.lora:
+        return None
+    targets = config.lora_target_modules
+    return LoraOptions(
+        config.lora_rank, config.lora_alpha, config.lora_dropout, config.use_rslora,
+        (targets,) if isinstance(targets, str) else tuple(targets),
+    )  # fmt: skip
+
+
+def compile_config(
+    config: TrainConfig, files: ModelFiles, *, max_documents: int, eval_documents: int = 0
+) -> Compiled:
+    """Compile the model of a configuration. ``eval_documents`` 0: no evaluation program."""
+    optimizer = AdamW(
+        config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm
+    )
+    options = CompileOptions(
+        batch=config.per_device_train_batch_size,
+        sequence_len=config.sequence_len,
+        max_documents=max_documents,
+        recipe=get_recipe(config.recipe, master=config.master_weights),
+        eval_batch=config.eval_batch_size if eval_documents else 0,
+        eval_documents=eval_documents,
+        lora=lora_options(config),
+        optimizer=optimizer,
+        recompute=config.recompute,
+        threads=threads_of(config),
+    )
+    model = build(files.config, where=str(files.directory / "config.json"))
+    try:
+        return compile_model(model, options, files.stored_dtype)
+    except UserError as error:
+        if error.where == "lora_target_modules":
+            raise UserError(
+                error.what, where=config.where("lora_target_modules"), expected=error.expected, fix=error.fix
+            ) from None
+        raise
+
+
+def load_weights(runtime: Runtime, files: ModelFiles, seed: int) -> None:
+    """Fill every weight: from the files, or, where the files cannot have it, with its first values.
+
+    Raises:
+        UserError: weights that are missing, of another shape, or that the architecture does not use. Training on with
+            any of them would be silently wrong.
+    """
+    std = float(files.config.get("initializer_range", 0.02))
+    source, compiled = files.weights, runtime.compiled
+    expected = {n: w for n, w in compiled.weights.items() if ".lora_" not in n}
+    if source is not None:
+        _compare(source, {n: w.ref.shape for n, w in expected.items()}, files)
+    for name, weight in compiled.weights.items():
+        if source is not None and name in expected:
+            source.read_into(name, runtime.raw(weight.ref), "bf16" if weight.ref.dtype == "bf16" else "f32")
+        else:
+            initialise(runtime.array(name), weight.initial, name=name, seed=seed, std=std)
+    for group in compiled.groups:
+        for slot in group.slots:
+            if f"master.{slot}" in compiled.memory.slots:
+                runtime.array(f"master.{slot}")[:] = runtime.values(slot)
+
+
+def _compare(source: WeightSource, expected: Mapping[str, tuple[int, ...]], files: ModelFiles) -> None:
+    found = set(source.names())
+    where = str(files.directory)
+    missing = [n for n in expected if n not in found]
+    if missing:
+        raise UserError(
+            f"{len(missing)} weights are missing, the first is {missing[0]}",
+            where=where,
+            expected=f"{len(expected)} weights, as config.json describes the model",
+            fix="download the model again, or check that config.json belongs to these weights",
+        )
+    tied = bool(files.config.get("tie_word_embeddings"))
+    spare = [n for n in found if n not in expected and not n.endswith(_COMPUTED) and not (tied and n == "lm_head.weight")]
+    if spare:
+        raise UserError(
+            f"{len(spare)} weights belong to no part of the model, the first is {min(spare)}",
+            where=where,
+            expected="only weights that config.json's architecture uses",
+            fix="check that config.json belongs to these weights",
+        )
+    for name, shape in expected.items():
+        if tuple(source.shape(name)) != tuple(shape):
+            raise UserError(
+                f"{name} has shape {list(source.shape(name))}", where=where, expected=f"{list(shape)}, from config.json"
+            )
+
+
+def prepare_data(
+    config: TrainConfig, mode: str, report: Callable[[str], None] | None = None, files: ModelFiles | None = None
+) -> tuple[Prepared, Tokenizer]:
+    """Tokenise (or find in the cache) the data of a configuration. ``mode``: ``sft`` or ``pt``."""
+    from surogate.data import DataOptions, DatasetSpec, prepare
+    from surogate.data.tokenizer import Tokenizer
+
+    files = files or open_model(config, with_weights=False)
+    tokenizer = Tokenizer.load(files.directory)
+
+    def spec(d: Any) -> DatasetSpec:
+        fields = {n: v for n, v in d.model_dump().items() if n.endswith("_field") and v is not None}
+        return DatasetSpec(d.path, d.type, d.split, d.subset, d.samples, d.weight, fields)
+
+    cache = Path(config.cache_dir) if config.cache_dir else default_cache()
+    options = DataOptions(
+        datasets=[spec(d) for d in config.datasets],
+        validation_datasets=[spec(d) for d in config.validation_datasets],
+        validation_split_ratio=config.validation_split_ratio,
+        sequence_len=config.sequence_len,
+        objective="pt" if mode == "pt" else "sft",
+        packing=config.sample_packing,
+        truncation=config.truncation,
+        train_on=config.train_on,
+        chat_template=config.chat_template,
+        seed=config.seed,
+        vocab_size=int(files.config["vocab_size"]),
+        num_workers=config.dataset_num_workers,
+        cache_dir=cache,
+    )
+    return prepare(options, tokenizer, report or (lambda line: None)), tokenizer
+
+
+def default_cache() -> Path:
+    """``surogate`` in ``$XDG_CACHE_HOME``, else ``~/.cache/surogate``."""
+    import os
+
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "surogate"
+
+
+@dataclass(frozen=True)
+class Duration:
+    """How long a run is: ``epoch_steps`` of every epoch that is begun, and the total of optimizer steps."""
+
+    epoch_steps: tuple[int, ...]
+    total: int
+
+    @property
+    def epochs(self) -> int:
+        return len(self.epoch_steps)
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch, from 1, in which optimizer step ``step`` (from 1) falls."""
+        done = 0
+        for epoch, steps in enumerate(self.epoch_steps, start=1):
+            done += steps
+            if step <= done:
+                return epoch
+        return len(self.epoch_steps)
+
+
+def duration(steps_of_epoch: Callable[[int], int], epochs: float, max_steps: int) -> Duration:
+    """Ask for as many epochs as the run needs. A fraction of an epoch is rounded up to whole steps."""
+    steps: list[int] = []
+    if max_steps > 0:
+        while sum(steps) < max_steps:
+            steps.append(steps_of_epoch(len(steps)))
+        return Duration(tuple(steps), max_steps)
+    whole = math.floor(epochs)
+    steps = [steps_of_epoch(e) for e in range(whole)]
+    total = sum(steps)
+    if epochs > whole:
+        steps.append(steps_of_epoch(whole))
+        total += math.ceil((epochs - whole) * steps[-1])
+    return Duration(tuple(steps), total)
+
+

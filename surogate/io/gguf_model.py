@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import numpy as np
 
 from surogate.errors import UserError
+from surogate.io.dtypes import Array, bf16_to_f32
 from surogate.io.gguf_file import GGUFFile
 
 # GGUF's architecture -> Hugging Face's model_type and class. Mistral is written as `llama` by llama.cpp.
@@ -91,8 +93,11 @@ def permuted_heads(file: GGUFFile, name: str) -> int:
     heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(match["stem"] if match else "")
     if heads is None:
         return 0
-    count = file.metadata.get(f"llama.attention.{heads}", file.metadata.get("llama.attention.head_count"))
-    return int(count if not isinstance(count, list) else count[0])
+    count = file.metadata.get(f"llama.attention.{heads}", file.metadata.get("llama.attention.head_count", 0))
+    count = int(count[0] if isinstance(count, list) else count)
+    if count < 1 or math.prod(file.tensors[name].shape) % (2 * count):
+        raise UserError(f"{name} cannot be divided among {count} heads", where=str(file.path), fix="use another file")
+    return count
 
 
 def model_config(file: GGUFFile) -> dict[str, Any]:
@@ -191,8 +196,6 @@ def _llama3_scaling(file: GGUFFile, arch: str) -> dict[str, Any]:
     Every release so far has low_freq_factor 1, high_freq_factor 4, original context 8192 and factor 8 or 32; the factor
     is the largest of the tensor, and the whole tensor must come out again.
     """
-    from surogate.io.dtypes import bf16_to_f32
-
     parts = [bf16_to_f32(v) if d == "bf16" else v.astype(np.float64) for v, d in file.slices(ROPE_FACTORS, 1)]
     stored = np.concatenate(parts).reshape(-1)
     theta = float(file.metadata.get(f"{arch}.rope.freq_base", 10000.0))
@@ -212,7 +215,7 @@ def _llama3_scaling(file: GGUFFile, arch: str) -> dict[str, Any]:
     return scaling
 
 
-def llama3_rope_factors(theta: float, head_dim: int, scaling: dict[str, Any]) -> np.ndarray[Any, Any]:
+def llama3_rope_factors(theta: float, head_dim: int, scaling: dict[str, Any]) -> Array:
     """Return by what Llama 3's scaling divides each of the ``head_dim/2`` rotary frequencies (float64).
 
     Wavelengths beyond ``original/low_freq_factor`` are divided by ``factor``, those below
@@ -221,4 +224,5 @@ def llama3_rope_factors(theta: float, head_dim: int, scaling: dict[str, Any]) ->
     wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     factor, low, high = (float(scaling[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     smooth = np.clip((scaling["original_max_position_embeddings"] / wavelength - low) / (high - low), 0.0, 1.0)
-    return 1.0 / ((1.0 - smooth) / factor + smooth)
+    factors: Array = 1.0 / ((1.0 - smooth) / factor + smooth)
+    return factors

@@ -25,7 +25,7 @@ def resolve_model(name: str, *, offline: bool = False) -> Path:
         UserError: there is no such path; or no such id, no right to it, or no way to reach the hub.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path
     if path.is_file():
         if path.suffix in (".gguf", ".safetensors"):

@@ -81,9 +81,8 @@ def write_sharded(
     """Write the weights of a model as Hugging Face does.
 
     ``model.safetensors`` if one file of at most ``max_shard_bytes`` holds all, else
-    ``model-00001-of-0000N.safetensors`` and so on with ``model.safetensors.index.json``. A tensor
-    is never split. Weight files of an earlier save in the directory are removed, so that what is found there is one
-    model.
+    ``model-00001-of-0000N.safetensors`` and so on with ``model.safetensors.index.json``. A tensor is never split.
+    Weight files of an earlier save in the directory are removed, so that what is found there is one model.
 
     Returns:
         The files of weights.

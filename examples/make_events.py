@@ -25,7 +25,8 @@ NAMES = (
 )  # fmt: skip
 OCCASIONS = (
     "dentist appointment", "piano lesson", "job interview", "board meeting", "yoga class", "book club",
-    "birthday party", "car inspection", "guitar concert", "swimming lesson", "parents' evening", "wine tasting", "chess tournament",
+    "birthday party", "car inspection", "guitar concert", "swimming lesson",
+    "parents' evening", "wine tasting", "chess tournament",
     "housewarming", "driving test", "team lunch", "eye exam", "pottery workshop", "school play", "rent viewing",
     "marathon training", "garden tour", "film night", "budget review", "haircut", "choir rehearsal", "flea market",
     "vet visit", "city walk", "language exchange", "photo shoot", "science fair",

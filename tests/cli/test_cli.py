@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from surogate import cli
@@ -160,6 +161,30 @@ def test_plan(config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     replace(monkeypatch, "surogate.train.plan", "plan", lambda c, dump: f"plan of {c.model}, {dump}")
     assert cli.main(["plan", config, "--dump", "model=x"]) == 0
     assert capsys.readouterr().out == "plan of x, True\n"
+
+
+def test_tokenize(config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Shard:
+        rows, lengths = 1, [5]
+
+        def row(self, number: int) -> Any:
+            return np.array([7, 8, 9, 10, 11]), np.array([0, 0, 1, 1, 0])
+
+    class Fake:
+        train = Shard()
+
+        def decode(self, ids: list[int]) -> str:
+            return "".join(f"<{i}>" for i in ids)
+
+    modes: list[str] = []
+    replace(
+        monkeypatch, "surogate.train.setup", "prepare_data", lambda c, mode, say: modes.append(mode) or (Fake(), Fake())
+    )
+    assert cli.main(["tokenize", config, "--show", "3", "--pt"]) == 0
+    assert capsys.readouterr().out == "\n--- row 0, 5 tokens\n<7><8>[[<9><10>]]<11>\n"
+    assert cli.main(["tokenize", config]) == 0
+    assert modes == ["pt", "sft"]
+    assert cli.main(["tokenize", config, "--show", "-1"]) == 2
 
 
 def test_merge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,313 @@
+"""Rows to tokens and targets: format, chat template, tokenizer, mask, truncation.
+
+Works on a chunk of rows at a time, so that the tokenizer encodes many texts in one call. Runs in this process or in
+worker processes; nothing here depends on which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from surogate.data.formats import BadRow, Chat, Completion, Example, Fields, Format, Text, Tokens
+from surogate.data.options import DataOptions
+from surogate.data.sources import Chunk, Segment
+from surogate.data.stretch import CONTEXT, LONG_TEXT, stretches
+from surogate.data.template import Span, TemplateRefusal
+from surogate.data.tokenizer import Tokenizer
+from surogate.data.turns import TurnFinder, TurnsNotFound
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+TOO_LONG = "longer than sequence_len"
+NO_TARGETS = "nothing to train on"
+TARGETS_CUT = "all that would be trained is cut off by truncation"
+
+
+@dataclass
+class Dropped:
+    """Rows that were left out for one reason. ``invalid``: the row is at fault, not its length or its mask."""
+
+    count: int
+    row: int
+    detail: str
+    invalid: bool
+
+
+@dataclass
+class ChunkResult:
+    """What a chunk of rows became.
+
+    Attributes:
+        file: index of the file in its data set.
+        tokens: int32 [n], all kept rows one after the other.
+        mask: uint8 [n]; 1: the token is a training target.
+        lengths: int64 [rows kept].
+        rows: int64 [rows kept], their numbers in the file, from 1.
+        rows_in: rows read.
+        cut: rows that were cut.
+        dropped: by cause.
+        notes: remarks, each once.
+        open: the last row goes on in the next chunk.
+        size: bytes read, for the progress bar.
+    """
+
+    file: int
+    tokens: np.ndarray
+    mask: np.ndarray
+    lengths: np.ndarray
+    rows: np.ndarray
+    rows_in: int = 0
+    cut: int = 0
+    dropped: dict[str, Dropped] = field(default_factory=dict)
+    notes: set[str] = field(default_factory=set)
+    open: bool = False
+    size: int = 0
+
+    def drop(self, row: int, cause: str, detail: str = "", *, invalid: bool = False) -> None:
+        entry = self.dropped.setdefault(cause, Dropped(0, row, detail, invalid))
+        entry.count += 1
+
+
+@dataclass
+class _Pending:
+    row: int
+    text: str
+    spans: list[Span] | None  # None: every token
+    prefix: Sequence[int] = ()
+    suffix: Sequence[int] = ()
+    why_empty: str = ""
+
+
+class RowEncoder:
+    """Turns chunks of rows into tokens. One a process.
+
+    Args:
+        tokenizer: with the chat template that is to be used.
+        options: of these, objective, lengths, targets and template variables.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, options: DataOptions) -> None:
+        self.tokenizer, self.options = tokenizer, options
+        self.finder = TurnFinder(tokenizer)
+        self.train_on = "all" if options.objective == "pt" else options.train_on
+
+    def encode(self, chunk: Chunk, form: Format, fields: Fields) -> ChunkResult:
+        """Encode a chunk.
+
+        Raises:
+            UserError: the file is damaged, or there is no chat template for a row that needs one.
+        """
+        if isinstance(chunk, Segment):
+            return self._segment(chunk)
+        result = ChunkResult(chunk.file, *_nothing(), size=chunk.size)
+        kept: list[tuple[int, np.ndarray, np.ndarray]] = []
+        pending: list[_Pending] = []
+        for row, value in chunk.rows():
+            result.rows_in += 1
+            try:
+                if not isinstance(value, Mapping):
+                    raise BadRow("a row is no object", repr(value)[:60])
+                example = form.convert(value, fields)
+                if isinstance(example, Tokens):
+                    ids = np.array(example.ids, np.int64)
+                    if ids.max() > np.iinfo(np.int32).max:
+                        raise BadRow("'input_ids' has an id beyond 2^31", str(ids.max()))
+                    self._keep(kept, result, row, ids.astype(np.int32), np.array(example.targets, np.uint8))
+                else:
+                    pending.append(self._text(row, example))
+            except BadRow as bad:
+                result.drop(row, bad.cause, bad.detail, invalid=True)
+        for item, ids, mask in self._encode(pending, result):
+            self._keep(kept, result, item.row, ids, mask, item.why_empty)
+        kept.sort(key=lambda entry: entry[0])
+        if kept:
+            result.rows = np.array([row for row, _, _ in kept], np.int64)
+            result.lengths = np.array([len(ids) for _, ids, _ in kept], np.int64)
+            result.tokens = np.concatenate([ids for _, ids, _ in kept])
+            result.mask = np.concatenate([mask for _, _, mask in kept])
+        result.notes |= self.finder.notes
+        return result
+
+    # Examples to texts with spans
+
+    def _text(self, row: int, example: Example) -> _Pending:
+        if isinstance(example, Text):
+            item = _Pending(row, example.text, None, self.tokenizer.prefix_ids, self._end())
+        elif isinstance(example, Completion):
+            text = example.prompt + example.completion
+            spans = None if self.train_on == "all" else [(len(example.prompt), len(text))]
+            item = _Pending(row, text, spans, self.tokenizer.prefix_ids, self._end())
+        elif isinstance(example, Chat):
+            item = self._chat(row, example)
+        else:
+            raise TypeError(type(example))
+        try:
+            item.text.encode()
+        except UnicodeEncodeError as error:
+            place = f"character {error.start + 1} of the row's text"
+            raise BadRow("broken Unicode (half of a surrogate pair)", place) from None
+        return item
+
+    def _end(self) -> list[int]:
+        suffix, eos = self.tokenizer.suffix_ids, self.tokenizer.eos_id
+        if eos is None:
+            self.finder.notes.add("the tokenizer names no end-of-text token: documents do not end with one")
+            return suffix
+        return suffix if suffix[-1:] == [eos] else [*suffix, eos]
+
+    def _chat(self, row: int, chat: Chat) -> _Pending:
+        variables = {**self.options.chat_template_kwargs, **chat.variables}
+        shown = [{key: value for key, value in m.items() if key != "train"} for m in chat.messages]
+        roles = ", ".join(str(message["role"]) for message in chat.messages[:12])
+        roles += ", …" if len(chat.messages) > 12 else ""
+        try:
+            rendering = self.tokenizer.render(shown, chat.tools, **variables)
+            spans = self.finder.targets(
+                rendering, chat.messages, chat.tools, variables, self.train_on, chat.completion_from
+            )
+        except TemplateRefusal as refusal:
+            raise BadRow(f"the chat template refuses it: {refusal}", f"roles: {roles}") from None
+        except TurnsNotFound as lost:
+            raise BadRow(
+                "the chat template hides where the assistant's turns begin and end",
+                f"{lost}; a template with {{% generation %}} marks, or train_on: all, avoids this",
+            ) from None
+        if any(message["role"] == "assistant" for message in chat.messages):
+            why = "no turn that train_on asks for has text, or all say train: false"
+        else:
+            why = "no turn of the assistant"
+        return _Pending(row, rendering.text, spans, why_empty=f"{why}; roles: {roles}")
+
+    # Texts to tokens
+
+    def _encode(
+        self, pending: list[_Pending], result: ChunkResult
+    ) -> Iterator[tuple[_Pending, np.ndarray, np.ndarray]]:
+        short = [item for item in pending if len(item.text) < LONG_TEXT]
+        plain = [item for item in short if item.spans is None]
+        masked = [item for item in short if item.spans is not None]
+        backend = self.tokenizer.backend
+        encodings = backend.encode_batch_fast([item.text for item in plain], add_special_tokens=False)
+        for item, encoding in zip(plain, encodings, strict=True):
+            ids = np.array([*item.prefix, *encoding.ids, *item.suffix], np.int32)
+            yield item, ids, np.ones(len(ids), np.uint8)
+        encodings = backend.encode_batch([item.text for item in masked], add_special_tokens=False)
+        for item, encoding in zip(masked, encodings, strict=True):
+            assert item.spans is not None
+            mask = mask_of(encoding, item.spans, item.text)
+            yield (item, *self._framed(item, np.array(encoding.ids, np.int32), mask))
+        for item in pending:
+            if len(item.text) >= LONG_TEXT:
+                yield (item, *self._long(item))
+
+    def _framed(self, item: _Pending, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if item.prefix or item.suffix:
+            ids = np.concatenate([np.array(item.prefix, np.int32), ids, np.array(item.suffix, np.int32)])
+            mask = np.concatenate([np.zeros(len(item.prefix)), mask, np.ones(len(item.suffix))]).astype(np.uint8)
+        return ids, mask
+
+    def _long(self, item: _Pending) -> tuple[np.ndarray, np.ndarray]:
+        """Encode a text of any length in stretches."""
+        all_ids, all_masks = [], []
+        for first, last in stretches(item.text):
+            before, after = max(0, first - CONTEXT), min(len(item.text), last + CONTEXT)
+            ids, starts, ends = self._stretch(item.text[before:after], first - before, last - before)
+            mask = np.ones(len(ids), bool)
+            if item.spans is not None:
+                mask[:] = False
+                for start, end in item.spans:
+                    mask |= overlapping(starts + before, ends + before, start, end)
+            all_ids.append(ids)
+            all_masks.append(mask.astype(np.uint8))
+        ids, mask = np.concatenate(all_ids), np.concatenate(all_masks)
+        ids, framed = self._framed(item, ids, mask)
+        return ids, framed if item.spans is not None else np.ones(len(ids), np.uint8)
+
+    def _stretch(self, text: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return ids, first and end characters of the tokens of ``text`` that begin in ``[first, last)``."""
+        encoding = self.tokenizer.backend.encode(text, add_special_tokens=False)
+        ids = np.array(encoding.ids, np.int32)
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        own = (offsets[:, 0] >= first) & (offsets[:, 0] < last)
+        return ids[own], offsets[own, 0], offsets[own, 1]
+
+    def _segment(self, chunk: Segment) -> ChunkResult:
+        """Encode a stretch of a document that is read stretch by stretch."""
+        text = chunk.before + chunk.text + chunk.after
+        ids, _, _ = self._stretch(text, len(chunk.before), len(chunk.before) + len(chunk.text))
+        head = self.tokenizer.prefix_ids if chunk.opens else []
+        tail = self._end() if chunk.last else []
+        ids = np.concatenate([np.array(head, np.int32), ids, np.array(tail, np.int32)])
+        result = ChunkResult(chunk.file, ids, np.ones(len(ids), np.uint8), np.array([len(ids)]), np.array([1]))
+        if chunk.opens:
+            result.mask[:1] = 0
+        result.rows_in, result.open, result.size = int(chunk.last), not chunk.last, chunk.size
+        result.notes |= self.finder.notes
+        return result
+
+    # Lengths
+
+    def _keep(
+        self,
+        kept: list[tuple[int, np.ndarray, np.ndarray]],
+        result: ChunkResult,
+        row: int,
+        ids: np.ndarray,
+        mask: np.ndarray,
+        why_empty: str = "",
+    ) -> None:
+        mask[:1] = 0  # nothing stands before the first token, so it is never a target
+        if not mask.any():
+            result.drop(row, NO_TARGETS, why_empty)
+            return
+        limit = self.options.sequence_len
+        if len(ids) > limit and not self.options.splits_rows:
+            if self.options.truncation == "drop":
+                result.drop(row, TOO_LONG, f"{len(ids)} tokens, sequence_len is {limit}")
+                return
+            cut = slice(-limit, None) if self.options.truncation == "left" else slice(None, limit)
+            length, ids, mask = len(ids), ids[cut], mask[cut].copy()
+            mask[:1] = 0
+            if not mask.any():
+                result.drop(row, TARGETS_CUT, f"{length} tokens, sequence_len is {limit}")
+                return
+            result.cut += 1
+        kept.append((row, ids, mask))
+
+
+def _nothing() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    return np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+
+def overlapping(starts: np.ndarray, ends: np.ndarray, start: int, end: int) -> np.ndarray:
+    """Which tokens stand for a character of ``[start, end)``; a token for no character belongs where it stands."""
+    inside: np.ndarray = (starts < end) & ((ends > start) | ((starts == ends) & (starts >= start)))
+    return inside
+
+
+def mask_of(encoding: Encoding, spans: Sequence[Span], text: str) -> np.ndarray:
+    """Return uint8 [tokens]: 1 for each token that stands for a character of a span.
+
+    A token across an edge counts as inside: the model has to produce it to produce the characters inside.
+    """
+    mask = np.zeros(len(encoding.ids), np.uint8)
+    for start, end in spans:
+        if start >= end:
+            continue
+        # Asking for the two edges is several times faster than fetching every token's range.
+        first = encoding.char_to_token(start)
+        behind = len(mask) if end >= len(text) else encoding.char_to_token(end)
+        if first is None or behind is None:
+            offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+            mask |= overlapping(offsets[:, 0], offsets[:, 1], start, end).astype(np.uint8)
+            continue
+        if behind < len(mask):
+            edge = encoding.token_to_chars(behind)
+            behind += int(edge is not None and edge[0] < end)
+        mask[first:behind] = 1
+    return mask

@@ -1,0 +1,189 @@
+"""Token shards on disk: written once, then mapped into memory by the native feeder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from surogate.errors import UserError
+
+if TYPE_CHECKING:
+    from surogate.data.encode import ChunkResult
+
+_TOKEN, _MASK, _OFFSET = np.dtype("<i4"), np.dtype("u1"), np.dtype("<i8")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Tokenised rows.
+
+    Attributes:
+        directory: folder with ``tokens.bin`` (int32), ``mask.bin`` (uint8; 1: a training target), ``offsets.bin``
+            (int64), ``origins.bin`` (int64 [rows, 2]: file, row) and ``meta.json``.
+        offsets: int64 [stored rows + 1], in tokens: row i is ``offsets[i]`` to ``offsets[i + 1]``.
+        index: int64, ascending: the stored rows that belong to this shard. Training and held-back rows of one
+            preparation lie in the same files.
+        sets: of each data set its first stored row, the one behind its last, and its weight.
+        files: names of the files that rows come from.
+    """
+
+    directory: Path
+    offsets: np.ndarray
+    index: np.ndarray
+    sets: Sequence[tuple[int, int, float]]
+    files: Sequence[str] = field(repr=False, default=())
+
+    @property
+    def tokens_path(self) -> Path:
+        """File of the tokens, int32."""
+        return self.directory / "tokens.bin"
+
+    @property
+    def mask_path(self) -> Path:
+        """File of the mask, uint8 a token."""
+        return self.directory / "mask.bin"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.index)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [rows]: tokens of each row."""
+        lengths: np.ndarray = self.offsets[self.index + 1] - self.offsets[self.index]
+        return lengths
+
+    def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens (int32) and mask (uint8) of row ``number`` of this shard, read from disk."""
+        first, last = (int(self.offsets[self.index[number] + edge]) for edge in (0, 1))
+        tokens = np.fromfile(self.tokens_path, _TOKEN, last - first, offset=first * _TOKEN.itemsize)
+        return tokens, np.fromfile(self.mask_path, _MASK, last - first, offset=first)
+
+    def origin(self, stored: int) -> str:
+        """Return ``file:row`` of a stored row."""
+        file, row = np.fromfile(self.directory / "origins.bin", "<i8", 2, offset=int(stored) * 16)
+        return f"{self.files[file]}:{row}"
+
+    def stored_row_at(self, token: int) -> int:
+        """Return the stored row in which the token at this place of ``tokens.bin`` lies."""
+        return int(np.searchsorted(self.offsets, token, side="right")) - 1
+
+
+class ShardWriter:
+    """Writes a shard's files to an existing empty folder. A context manager; without :meth:`finish` nothing is whole.
+
+    Raises:
+        UserError: from any method, when the disk is full.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files: dict[str, BinaryIO] = {}
+        self._lengths: list[np.ndarray] = []
+        self._origins: list[np.ndarray] = []
+        self._open = 0  # tokens of the row that goes on in the next chunk
+        self.max_id = -1
+        self.rows = 0
+
+    def __enter__(self) -> ShardWriter:
+        for name in ("tokens.bin", "mask.bin"):
+            self._files[name] = open(self.directory / name, "wb")  # noqa: SIM115 (closed in __exit__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def add(self, result: ChunkResult, file_base: int) -> tuple[np.ndarray, int]:
+        """Append the rows of a chunk.
+
+        Args:
+            result: of the chunk.
+            file_base: index of the data set's first file among all files.
+
+        Returns:
+            int64: lengths of the rows that are whole now; and the number of targets added.
+        """
+        try:
+            result.tokens.astype("<i4", copy=False).tofile(self._files["tokens.bin"])
+            result.mask.tofile(self._files["mask.bin"])
+        except OSError as error:
+            raise _full(error, self.directory) from None
+        if len(result.tokens):
+            self.max_id = max(self.max_id, int(result.tokens.max()))
+        lengths = result.lengths.astype(np.int64)
+        targets = int(result.mask.sum())
+        if len(lengths):
+            lengths[0] += self._open
+            self._open = 0
+        if result.open:
+            self._open, lengths = int(lengths[-1]), lengths[:-1]
+        rows = result.rows[: len(lengths)]
+        self._lengths.append(lengths)
+        self._origins.append(np.stack([np.full(len(rows), result.file + file_base), rows], axis=1).astype("<i8"))
+        self.rows += len(lengths)
+        return lengths, targets
+
+    def finish(self, meta: dict[str, Any]) -> None:
+        """Write offsets, origins and ``meta.json``, and wait until all is on the disk."""
+        lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])
+        origins = np.concatenate([np.zeros((0, 2), "<i8"), *self._origins])
+        sizes = {"tokens": int(lengths.sum()), "rows": self.rows, "max_id": self.max_id}
+        try:
+            for name, data in (
+                ("offsets.bin", np.cumsum(lengths).astype("<i8").tobytes()),
+                ("origins.bin", origins.tobytes()),
+                ("meta.json", json.dumps({**sizes, **meta}, ensure_ascii=False).encode()),
+            ):
+                self._files[name] = open(self.directory / name, "wb")  # noqa: SIM115
+                self._files[name].write(data)
+            for file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _full(error, self.directory) from None
+
+
+def _full(error: OSError, directory: Path) -> Exception:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    return UserError("no space left for tokenised data", where=str(directory), fix="free space, or set cache_dir")
+
+
+def read_meta(directory: Path) -> dict[str, Any] | None:
+    """Return ``meta.json`` of a shard whose files are all there and as long as it says, else ``None``."""
+    try:
+        meta = json.loads((directory / "meta.json").read_text("utf-8"))
+        tokens, rows = meta["tokens"], meta["rows"]
+        sizes = {"tokens.bin": 4 * tokens, "mask.bin": tokens, "offsets.bin": 8 * (rows + 1), "origins.bin": 16 * rows}
+        whole = all((directory / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return meta if whole else None
+
+
+def open_shard(directory: Path, meta: dict[str, Any], weights: Sequence[float | None]) -> Shard:
+    """Open a shard with all its rows.
+
+    Args:
+        directory: of the shard.
+        meta: from :func:`read_meta`, with ``files``: names of the files that rows come from.
+        weights: of each of its data sets; they are no part of what is stored.
+    """
+    offsets = np.fromfile(directory / "offsets.bin", _OFFSET).astype(np.int64, copy=False)
+    sets = [
+        (first, last, 1.0 if weight is None else float(weight))
+        for (first, last), weight in zip(meta["sets"], weights, strict=True)
+    ]
+    return Shard(directory, offsets, np.arange(len(offsets) - 1), sets, meta["files"])

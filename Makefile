@@ -22,8 +22,9 @@ quickstart: $(VENV)/installed
 	$(BIN)/python examples/quickstart.py
 
 # One BLAS thread a process: the tests run side by side. The engine's own threads are an argument and stay as tests ask.
+# -v takes back the -q of pyproject.toml, so that the whole summary is printed.
 test: $(VENV)/editable
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --durations=10 $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -n $(JOBS) --durations=10 $(PYTEST_ARGS)
 
 lint: $(VENV)/editable
 	$(BIN)/ruff check .

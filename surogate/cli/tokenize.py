@@ -21,8 +21,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "tokenize",
         help="prepare the data of a run, and show rows with what is trained in them",
-        description="Read, tokenize and cache the data of a run; tell what became of the rows. A run that follows finds "
-        "them in the cache.",
+        description="Read, tokenize and cache the data of a run; tell what became of the rows. A run that follows "
+        "finds them in the cache.",
         epilog=_common.EPILOG,
     )
     _common.add_config(parser)

@@ -95,10 +95,10 @@ class Attention(Op):
         return Cost(2 * 2 * _pairs(tokens, attrs["window"]) * heads * dim, moved)
 
     def workspace(self, inputs: Types, outputs: Types, attrs: Attrs, threads: int) -> int:
-        """A thread: scores and result of a block, three numbers a query. Besides: the list of blocks."""
+        """A thread: scores and result of a block. Besides: the list of blocks."""
         q, cu = f32(inputs[0], self, "q"), typed(inputs[3], self, "cu_seqlens")
         blocks = q.shape[0] // _QUERIES + cu.shape[0]
-        return threads * 4 * _QUERIES * (_KEYS_FORWARD + q.shape[2] + 16) + blocks * _ITEM_BYTES
+        return threads * 4 * _QUERIES * (_KEYS_FORWARD + q.shape[2]) + blocks * _ITEM_BYTES
 
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:
         for boundaries, heads, kv_heads, dim, window in _CASES:

@@ -157,7 +157,7 @@ def run_native(
         [ref(t, p) for t, p in zip(types, in_places, strict=True)],
         [ref(t, p) for t, p in zip(out_types, out_places, strict=True)],
         ref(Type((nbytes,), "u8"), workspace) if nbytes else None,
-        dict(case.attrs),
+        {k: v for k, v in case.attrs.items() if not isinstance(v, tuple)},  # tuples are shapes, which tensors carry
         "compute",
         [],
         -1,

@@ -77,7 +77,8 @@ def write_adapter(
 
     Args:
         directory: made if it does not exist.
-        base_model_name_or_path: an id on the hub, or a path, which had better be absolute.
+        base_model_name_or_path: an id on the hub, or a path; one that exists is made absolute, so that the adapter
+            finds its base from anywhere.
         r, lora_alpha, lora_dropout, use_rslora: as in PEFT's LoraConfig.
         target_modules: last parts of the names of the adapted layers (``q_proj``), or whole names.
         tensors: path of a layer to ``(A[r, in], B[out, r])``, float32.
@@ -97,8 +98,9 @@ def write_adapter(
             if array.dtype != np.float32:
                 raise ValueError(f"{path}: lora_{matrix} is {array.dtype}, not float32")
             described.append(array_tensor(f"{_PREFIX}{path}.lora_{matrix}.weight", array))
+    local = bool(base_model_name_or_path) and Path(base_model_name_or_path).exists()
     config: dict[str, Any] = {
-        "base_model_name_or_path": base_model_name_or_path,
+        "base_model_name_or_path": str(Path(base_model_name_or_path).resolve()) if local else base_model_name_or_path,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -116,15 +118,15 @@ def write_adapter(
     if source_dir is not None:
         copy_tokenizer_files(source_dir, directory)
     write_safetensors(directory / WEIGHTS, described)
-    _write_card(directory / "README.md", config)
+    _write_card(directory / "README.md", config, local)
     write_json(directory / CONFIG, config)
 
 
-def _write_card(path: Path, config: dict[str, Any]) -> None:
+def _write_card(path: Path, config: dict[str, Any], local: bool) -> None:
     base = config["base_model_name_or_path"]
+    known = "" if local else f"base_model: {base}\n"  # on the hub only an id means something
     text = f"""---
-base_model: {base}
-library_name: peft
+{known}library_name: peft
 pipeline_tag: text-generation
 tags:
 - lora

@@ -39,6 +39,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         try:
             with open(temporary, "wb") as file:
                 yield file
+                file.flush()
+                os.fsync(file.fileno())  # before the name: else a power cut can leave the name and lose the content
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -87,5 +87,5 @@ def _download(name: str, offline: bool) -> Path:
         if not offline:
             what += ", which cannot be reached"
         raise UserError(what, where=name, expected="an existing path, or access to the hub", fix=by_hand) from None
-    except OSError as error:  # refused, timed out, disk full, ...
+    except Exception as error:  # whatever the HTTP client of this version raises, a full disk, ...
         raise UserError(f"the download from the Hugging Face hub failed: {error}", where=name, fix=by_hand) from None

@@ -83,6 +83,17 @@ def test_peft_loads_ours(base: tuple[Any, Path], rslora: bool, tmp_path: Path) -
     assert "library_name: peft" in (tmp_path / "a" / "README.md").read_text()
 
 
+def test_the_base_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tiny("llama")
+    model.save_pretrained("base")
+    write(tmp_path / "a", model, Path("base"), ["q_proj"])
+    assert read_adapter(tmp_path / "a").base_model == str(tmp_path / "base")
+    write(tmp_path / "b", model, Path("owner/name"), ["q_proj"])
+    assert read_adapter(tmp_path / "b").base_model == "owner/name"
+    assert "base_model: owner/name" in (tmp_path / "b" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("rslora", [False, True])
 def test_we_read_and_merge_what_peft_saves(base: tuple[Any, Path], rslora: bool, tmp_path: Path) -> None:
     _, directory = base

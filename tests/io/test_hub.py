@@ -43,14 +43,14 @@ def test_what_can_only_be_a_path_is_not_asked_of_the_hub(name: str, monkeypatch:
         ("GatedRepoError", "accept it on the model's page"),
         ("LocalEntryNotFoundError", "cannot be reached"),
         ("HFValidationError", "possible id"),
-        ("OSError", "download from the Hugging Face hub failed"),
+        ("RuntimeError", "download from the Hugging Face hub failed"),
     ],
 )
 def test_errors_of_the_hub(error: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import errors
 
     def fail(*args: Any, **kwargs: Any) -> None:
-        kind: Any = getattr(errors, error, OSError)
+        kind: Any = getattr(errors, error, RuntimeError)
         if error in ("RepositoryNotFoundError", "GatedRepoError"):
             from unittest.mock import MagicMock
 

@@ -229,10 +229,14 @@ def _no_weights(directory: Path) -> UserError:
     return UserError("the directory has no weights", where=str(directory), expected=expected, fix="check the path")
 
 
-def checkpoint_dtype(source: WeightSource) -> TargetDType:
-    """Return what to keep a model in: ``f32`` if most of its elements are stored as f32 or f64, else ``bf16``."""
+def stored_dtype(source: WeightSource) -> str:
+    """Return the dtype in which most of a model's elements are stored, in the words of :meth:`WeightSource.dtype`."""
     elements: Counter[str] = Counter()
     for name in source.names():
         elements[source.dtype(name)] += math.prod(source.shape(name))
-    most = elements.most_common(1)[0][0] if elements else "f32"
-    return "f32" if most in ("f32", "f64") else "bf16"
+    return elements.most_common(1)[0][0] if elements else "f32"
+
+
+def checkpoint_dtype(source: WeightSource) -> TargetDType:
+    """Return what to keep a model in: ``f32`` if most of its elements are stored as f32 or f64, else ``bf16``."""
+    return "f32" if stored_dtype(source) in ("f32", "f64") else "bf16"

@@ -132,6 +132,23 @@ def test_the_sum_is_rounded_once(base: tuple[Any, Path], tmp_path: Path) -> None
         torch.testing.assert_close(tensor, exact.state_dict()[name].float(), rtol=1e-5, atol=1e-6)
 
 
+def test_f16(base: tuple[Any, Path], tmp_path: Path) -> None:
+    model, directory = base
+    model.half().save_pretrained(directory)
+    tensors = write(tmp_path / "a", model, directory, ["o_proj"])
+    merge_adapter(directory, tmp_path / "a", tmp_path / "merged")  # an f16 base stays f16
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert loaded.dtype == torch.float16
+    exact = with_adapter(model.float(), tensors, 1.5)
+    for name, tensor in loaded.state_dict().items():
+        torch.testing.assert_close(tensor.float(), exact.state_dict()[name], rtol=2**-10, atol=1e-6)
+    write(tmp_path / "b", model, directory, ["o_proj"], lora_alpha=1e6)
+    with pytest.raises(UserError, match="beyond the range of float16"):
+        merge_adapter(directory, tmp_path / "b", tmp_path / "huge")
+    with pytest.raises(UserError, match="float32, bfloat16 or float16"):
+        merge_adapter(directory, tmp_path / "a", tmp_path / "x", dtype="int8")
+
+
 def test_a_tied_head_parts_from_the_embedding(tmp_path: Path) -> None:
     model = tiny("qwen2", tie_word_embeddings=True)
     model.save_pretrained(tmp_path / "base")

@@ -54,12 +54,12 @@ def test_help_of_a_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
-    """Best of three, of the whole process; the light imports are what keeps it so."""
+    """Best of five, of the whole process (other tests run beside it); the light imports are what keeps it so."""
     heavy = ["numpy", "pydantic", "yaml", "rich", "transformers", "torch", "datasets", "surogate._native"]
     code = f"import sys, surogate.cli as c\nc.parser()\nprint([m for m in {heavy!r} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
     seconds = []
-    for _ in range(3):
+    for _ in range(5):
         started = time.perf_counter()
         subprocess.run([sys.executable, "-m", "surogate", "--help"], check=True, stdout=subprocess.DEVNULL)
         seconds.append(time.perf_counter() - started)

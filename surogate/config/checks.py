@@ -62,12 +62,6 @@ def _warmup(c: TrainConfig) -> Iterator[UserError]:
             where=key,
             fix="write lr_scheduler_type: constant_with_warmup",
         )
-    if 0 < c.max_steps <= c.warmup_steps:
-        yield UserError(
-            f"warm-up takes {c.warmup_steps} steps and the run has {c.max_steps}",
-            where="warmup_steps",
-            expected="fewer warm-up steps than max_steps",
-        )
 
 
 def _schedule(c: TrainConfig) -> Iterator[UserError]:

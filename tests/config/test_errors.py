@@ -81,7 +81,6 @@ WRONG = {
         "warmup_steps would do nothing",
         "constant_with_warmup",
     ),
-    "long warm-up": ("max_steps: 5\nwarmup_steps: 5", "4:15", "warm-up takes 5 steps and the run has 5", ""),
     "wsd without wsd": ("wsd_decay_ratio: 0.2", "3:18", "would do nothing", "lr_scheduler_type: wsd"),
     "wsd too long": ("lr_scheduler_type: wsd\nwsd_decay_ratio: 0.9\nwarmup_ratio: 0.2", "4:18", "is 1.1", ""),
     "constant with floor": ("lr_scheduler_type: constant\nmin_lr_ratio: 0.1", "4:15", "would do nothing", ""),

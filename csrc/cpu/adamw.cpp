@@ -7,6 +7,7 @@
 #include "cpu/bf16.h"
 #include "cpu/parallel.h"
 #include "cpu/philox.h"
+#include "cpu/vec_math.h"
 
 namespace surogate {
 namespace {
@@ -15,7 +16,7 @@ struct Step {
     float beta1, rest1, beta2, rest2, eps, keep, rate, root2, scale;
 
     // The value after the update; m, v and g are updated where they are.
-    float operator()(float p, float& g, float& m, float& v) const {
+    __attribute__((always_inline)) float operator()(float p, float& g, float& m, float& v) const {
         const float gradient = g * scale;
         m = beta1 * m + rest1 * gradient;
         v = beta2 * v + rest2 * gradient * gradient;
@@ -23,6 +24,29 @@ struct Step {
         return p * keep - rate * m / (std::sqrt(v) / root2 + eps);
     }
 };
+
+SUROGATE_SIMD void run_f32(const Step& step, float* p, float* g, float* m, float* v, int64_t n) {
+    const Step s = step;  // a copy that no store can reach
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) p[i] = s(p[i], g[i], m[i], v[i]);
+}
+
+SUROGATE_SIMD void run_master(const Step& step, bf16* p, float* master, float* g, float* m, float* v, int64_t n) {
+    const Step s = step;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+        const float value = s(master[i], g[i], m[i], v[i]);
+        master[i] = value;
+        p[i] = narrow(value);
+    }
+}
+
+SUROGATE_SIMD void run_stochastic(const Step& step, bf16* p, const uint32_t* words, float* g, float* m, float* v,
+                                  int64_t n) {
+    const Step s = step;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) p[i] = narrow_stochastic(s(widen(p[i]), g[i], m[i], v[i]), words[i]);
+}
 
 float scalar(const Tensor& t) { return *t.as<float>(); }
 
@@ -49,32 +73,13 @@ void adamw(const Call& call) {
         float* gs = g.as<float>() + offset[1];
         float* ms = m.as<float>() + offset[2];
         float* vs = v.as<float>() + offset[3];
-        if (!narrow_storage) {
-            float* ps = p.as<float>() + offset[0];
-#pragma omp simd
-            for (int64_t i = 0; i < count; ++i) ps[i] = step(ps[i], gs[i], ms[i], vs[i]);
-            return;
-        }
+        if (!narrow_storage) return run_f32(step, p.as<float>() + offset[0], gs, ms, vs, count);
         bf16* ps = p.as<bf16>() + offset[0];
-        if (master) {
-            float* precise = master.as<float>() + offset[4];
-#pragma omp simd
-            for (int64_t i = 0; i < count; ++i) {
-                const float value = step(precise[i], gs[i], ms[i], vs[i]);
-                precise[i] = value;
-                ps[i] = narrow(value);
-            }
-            return;
-        }
+        if (master) return run_master(step, ps, master.as<float>() + offset[4], gs, ms, vs, count);
         Philox random(*seed.as<int64_t>(), call.attrs.integer("salt"));
-        for (int64_t done = 0; done < count; done += Philox::kMax) {
-            const int64_t n = std::min(Philox::kMax, count - done);
-            const uint32_t* word = random.words(first + done, n);
-#pragma omp simd
-            for (int64_t i = 0; i < n; ++i) {
-                const int64_t j = done + i;
-                ps[j] = narrow_stochastic(step(widen(ps[j]), gs[j], ms[j], vs[j]), word[i]);
-            }
+        for (int64_t i = 0; i < count; i += Philox::kMax) {
+            const int64_t n = std::min(Philox::kMax, count - i);
+            run_stochastic(step, ps + i, random.words(first + i, n), gs + i, ms + i, vs + i, n);
         }
     });
 }

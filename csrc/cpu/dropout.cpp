@@ -5,9 +5,18 @@
 #include "core/kernel.h"
 #include "cpu/parallel.h"
 #include "cpu/philox.h"
+#include "cpu/vec_math.h"
 
 namespace surogate {
 namespace {
+
+SUROGATE_SIMD void drop_run(const float* x, const uint32_t* words, uint32_t lowest, float scale, float* y, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+        const float kept = x[i] * scale;
+        y[i] = words[i] >= lowest ? kept : 0.f;
+    }
+}
 
 void dropout(const Call& call) {
     const Tensor &x = call.in[0], &seed = call.in[1], &y = call.out[0];
@@ -21,14 +30,8 @@ void dropout(const Call& call) {
         Philox mine = random;
         for (int64_t done = 0; done < count; done += Philox::kMax) {
             const int64_t n = std::min(Philox::kMax, count - done);
-            const uint32_t* word = mine.words(first + done, n);
-            const float* from = x.as<float>() + offset[0] + done;
-            float* to = y.as<float>() + offset[1] + done;
-#pragma omp simd
-            for (int64_t i = 0; i < n; ++i) {
-                const float kept = from[i] * scale;
-                to[i] = word[i] >= lowest ? kept : 0.f;
-            }
+            drop_run(x.as<float>() + offset[0] + done, mine.words(first + done, n), lowest, scale,
+                     y.as<float>() + offset[1] + done, n);
         }
     });
 }

@@ -10,6 +10,8 @@
 #include <immintrin.h>
 #endif
 
+#include "cpu/vec_math.h"
+
 namespace surogate {
 
 // The 32-bit words of the elements of a tensor. Element i gets word i%4 of the block whose counter is (i/4, salt) and
@@ -37,24 +39,22 @@ class Philox {
     static constexpr int64_t kGroups = (kMax / 4 + 1 + kLanes - 1) / kLanes;
 
     // Low halves times `factor`, exact in 64 bits. Compilers do not find the one instruction for this.
-    static void multiply(const Lanes& words, uint32_t factor, Lanes& product) {
+    SUROGATE_INLINE static Lanes multiply(Lanes words, uint32_t factor) {
 #ifdef __AVX2__
-        product = reinterpret_cast<Lanes>(
+        return reinterpret_cast<Lanes>(
             _mm256_mul_epu32(reinterpret_cast<__m256i>(words), _mm256_set1_epi64x(static_cast<int64_t>(factor))));
 #else
-        product = (words & 0xFFFFFFFFu) * uint64_t{factor};
+        return (words & 0xFFFFFFFFu) * uint64_t{factor};
 #endif
     }
 
-    void generate(uint64_t block, int64_t blocks) {
+    SUROGATE_SIMD void generate(uint64_t block, int64_t blocks) {
         for (int64_t b = 0; b < blocks; b += kLanes) {
             const Lanes counter = block + static_cast<uint64_t>(b) + Lanes{0, 1, 2, 3};
             Lanes c0 = counter, c1 = counter >> 32, c2 = Lanes{} + salt_[0], c3 = Lanes{} + salt_[1];
             uint32_t k0 = key_[0], k1 = key_[1];
             for (int round = 0; round < 10; ++round) {
-                Lanes p0, p1;
-                multiply(c0, 0xD2511F53u, p0);
-                multiply(c2, 0xCD9E8D57u, p1);
+                const Lanes p0 = multiply(c0, 0xD2511F53u), p1 = multiply(c2, 0xCD9E8D57u);
                 c0 = (p1 >> 32) ^ c1 ^ uint64_t{k0};
                 c1 = p1;
                 c2 = (p0 >> 32) ^ c3 ^ uint64_t{k1};
@@ -63,8 +63,8 @@ class Philox {
                 k1 += 0xBB67AE85u;
             }
             const Lanes first = (c0 & 0xFFFFFFFFu) | (c1 << 32), second = (c2 & 0xFFFFFFFFu) | (c3 << 32);
-            const Lanes out[2] = {__builtin_shufflevector(first, second, 0, 4, 1, 5),
-                                  __builtin_shufflevector(first, second, 2, 6, 3, 7)};
+            const Lanes out[2] = {{first[0], second[0], first[1], second[1]},
+                                  {first[2], second[2], first[3], second[3]}};
             std::memcpy(buffer_ + 4 * b, out, sizeof out);
         }
     }

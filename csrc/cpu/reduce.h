@@ -3,13 +3,15 @@
 
 #include <cstdint>
 
+#include "cpu/vec_math.h"
+
 namespace surogate {
 
 // fn(0) + ... + fn(n-1) in T. The terms go round kLanes running sums, which are folded pairwise at the end: the order
 // depends on n alone (not on the vector width that the compiler picks), several additions are in flight at a time, and
 // the rounding error is that of n/kLanes additions, not n.
 template <typename T, typename Fn>
-T lane_sum(int64_t n, const Fn& fn) {
+SUROGATE_INLINE T lane_sum(int64_t n, const Fn& fn) {
     constexpr int kLanes = 32;
     T lanes[kLanes] = {};
     int64_t i = 0;

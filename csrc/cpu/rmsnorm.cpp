@@ -6,13 +6,14 @@
 #include "cpu/bf16.h"
 #include "cpu/parallel.h"
 #include "cpu/reduce.h"
+#include "cpu/vec_math.h"
 
 namespace surogate {
 namespace {
 
 // y = w * x * rstd; returns rstd. y may be x.
 template <typename W>
-float normalise_row(const float* x, const W* w, float* y, int64_t n, float eps) {
+SUROGATE_SIMD float normalise_row(const float* x, const W* w, float* y, int64_t n, float eps) {
     const float sum = lane_sum<float>(n, [&](int64_t i) { return x[i] * x[i]; });
     const float rstd = 1.f / std::sqrt(sum / static_cast<float>(n) + eps);
 #pragma omp simd
@@ -60,8 +61,8 @@ constexpr int64_t kTiles = 16;
 
 // dx may be dy or x; acc, where given, is dx as it was.
 template <typename W>
-void input_gradient_row(const float* dy, const float* x, const W* w, float rstd, const float* acc, float* dx,
-                        int64_t n) {
+SUROGATE_SIMD void input_gradient_row(const float* dy, const float* x, const W* w, float rstd, const float* acc,
+                                      float* dx, int64_t n) {
     const float dot = lane_sum<float>(n, [&](int64_t i) { return dy[i] * widen(w[i]) * x[i]; });
     const float along_x = rstd * rstd * rstd * dot / static_cast<float>(n);
     if (acc) {
@@ -71,6 +72,11 @@ void input_gradient_row(const float* dy, const float* x, const W* w, float rstd,
 #pragma omp simd
         for (int64_t i = 0; i < n; ++i) dx[i] = rstd * dy[i] * widen(w[i]) - along_x * x[i];
     }
+}
+
+SUROGATE_SIMD void weight_gradient_row(const float* dy, const float* x, float rstd, float* sums, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) sums[i] += dy[i] * (x[i] * rstd);
 }
 
 void rmsnorm_backward(const Call& call) {
@@ -86,10 +92,7 @@ void rmsnorm_backward(const Call& call) {
                 const float* dy_row = dy.as<float>() + at_dy[r];
                 const float* x_row = x.as<float>() + at_x[r];
                 const float scale = rstd.as<float>()[at_rstd[r]];
-                if (sums) {
-#pragma omp simd
-                    for (int64_t i = 0; i < n; ++i) sums[i] += dy_row[i] * (x_row[i] * scale);
-                }
+                if (sums) weight_gradient_row(dy_row, x_row, scale, sums, n);
                 if (dx) {
                     const float* acc = acc_dx ? acc_dx.as<float>() + at_acc[r] : nullptr;
                     input_gradient_row(dy_row, x_row, weights, scale, acc, dx.as<float>() + at_dx[r], n);

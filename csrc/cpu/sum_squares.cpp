@@ -2,9 +2,14 @@
 #include "core/kernel.h"
 #include "cpu/parallel.h"
 #include "cpu/reduce.h"
+#include "cpu/vec_math.h"
 
 namespace surogate {
 namespace {
+
+SUROGATE_SIMD double run_squares(const float* x, int64_t n) {
+    return lane_sum<double>(n, [x](int64_t i) { return static_cast<double>(x[i]) * x[i]; });
+}
 
 void sum_squares(const Call& call) {
     const Tensor &x = call.in[0], &acc = call.in[1], &out = call.out[0];
@@ -13,8 +18,7 @@ void sum_squares(const Call& call) {
     for_tiles(walk.tiles(), call.threads, [&](int64_t tile) {
         double sum = 0.0;
         walk.visit(tile, [&](const auto& offset, int64_t, int64_t count) {
-            const float* from = x.as<float>() + offset[0];
-            sum += lane_sum<double>(count, [&](int64_t i) { return static_cast<double>(from[i]) * from[i]; });
+            sum += run_squares(x.as<float>() + offset[0], count);
         });
         partial[tile] = sum;
     });

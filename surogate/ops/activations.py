@@ -7,20 +7,24 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from surogate.graph import Graph, Node, Type, Value
 from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, array, expect, f32, typed
+
+Floats = NDArray[np.float64]
 
 _SHAPES = [(5, 7), (3, 2, 33), (1100,)]
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
-def _normal_distribution(x: np.ndarray) -> np.ndarray:
+def _normal_distribution(x: Floats) -> Floats:
     """Phi(x) by erfc, which keeps its digits where 1 + erf cancels."""
-    return 0.5 * _erfc(-x * math.sqrt(0.5))
+    tail: Floats = _erfc(-x * math.sqrt(0.5))
+    return 0.5 * tail
 
 
-def sigmoid(x: np.ndarray) -> np.ndarray:
+def sigmoid(x: Floats) -> Floats:
     """1 / (1 + exp(-x)) without overflow."""
     return 0.5 * (1.0 + np.tanh(0.5 * x))
 
@@ -32,7 +36,7 @@ class _Activation(Op):
     may_reuse = {0: (0,)}
     flops: ClassVar[int] = 10
 
-    def f(self, x: np.ndarray) -> np.ndarray:
+    def f(self, x: Floats) -> Floats:
         raise NotImplementedError
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
@@ -61,7 +65,7 @@ class _ActivationBackward(Op):
     may_reuse = {0: (0, 1)}
     flops: ClassVar[int] = 14
 
-    def derivative(self, x: np.ndarray) -> np.ndarray:
+    def derivative(self, x: Floats) -> Floats:
         raise NotImplementedError
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
@@ -86,7 +90,7 @@ class Silu(_Activation):
 
     name = "silu"
 
-    def f(self, x: np.ndarray) -> np.ndarray:
+    def f(self, x: Floats) -> Floats:
         return x * sigmoid(x)
 
 
@@ -95,7 +99,7 @@ class SiluBackward(_ActivationBackward):
 
     name = "silu_backward"
 
-    def derivative(self, x: np.ndarray) -> np.ndarray:
+    def derivative(self, x: Floats) -> Floats:
         s = sigmoid(x)
         return s * (1.0 + x * (1.0 - s))
 
@@ -105,7 +109,7 @@ class Gelu(_Activation):
 
     name = "gelu"
 
-    def f(self, x: np.ndarray) -> np.ndarray:
+    def f(self, x: Floats) -> Floats:
         return x * _normal_distribution(x)
 
 
@@ -114,7 +118,7 @@ class GeluBackward(_ActivationBackward):
 
     name = "gelu_backward"
 
-    def derivative(self, x: np.ndarray) -> np.ndarray:
+    def derivative(self, x: Floats) -> Floats:
         density = np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
         return _normal_distribution(x) + x * density
 
@@ -128,8 +132,8 @@ class GeluTanh(_Activation):
 
     name = "gelu_tanh"
 
-    def f(self, x: np.ndarray) -> np.ndarray:
-        return 0.5 * x * (1.0 + np.tanh(_GELU_A * (x + _GELU_B * x**3)))
+    def f(self, x: Floats) -> Floats:
+        return 0.5 * x * (1.0 + np.tanh(_GELU_A * (x + _GELU_B * x * x * x)))
 
 
 class GeluTanhBackward(_ActivationBackward):
@@ -137,8 +141,8 @@ class GeluTanhBackward(_ActivationBackward):
 
     name = "gelu_tanh_backward"
 
-    def derivative(self, x: np.ndarray) -> np.ndarray:
-        t = np.tanh(_GELU_A * (x + _GELU_B * x**3))
+    def derivative(self, x: Floats) -> Floats:
+        t = np.tanh(_GELU_A * (x + _GELU_B * x * x * x))
         inner = _GELU_A * (1.0 + 3.0 * _GELU_B * x * x)
         return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner
 
@@ -149,7 +153,7 @@ class Relu(_Activation):
     name = "relu"
     flops = 1
 
-    def f(self, x: np.ndarray) -> np.ndarray:
+    def f(self, x: Floats) -> Floats:
         return np.maximum(x, 0.0)
 
 
@@ -159,7 +163,7 @@ class ReluBackward(_ActivationBackward):
     name = "relu_backward"
     flops = 1
 
-    def derivative(self, x: np.ndarray) -> np.ndarray:
+    def derivative(self, x: Floats) -> Floats:
         return (x > 0.0).astype(np.float64)
 
 
@@ -168,7 +172,7 @@ class Tanh(_Activation):
 
     name = "tanh"
 
-    def f(self, x: np.ndarray) -> np.ndarray:
+    def f(self, x: Floats) -> Floats:
         return np.tanh(x)
 
 
@@ -177,5 +181,5 @@ class TanhBackward(_ActivationBackward):
 
     name = "tanh_backward"
 
-    def derivative(self, x: np.ndarray) -> np.ndarray:
+    def derivative(self, x: Floats) -> Floats:
         return 1.0 / np.cosh(x) ** 2

@@ -67,9 +67,7 @@ class Op:
         """The op's meaning, in NumPy float64 (integers as they are). One array a result."""
         raise NotImplementedError
 
-    def gradient(
-        self, g: Graph, node: Node, d: Sequence[Value | None], needs: Sequence[bool]
-    ) -> list[Value | None]:
+    def gradient(self, g: Graph, node: Node, d: Sequence[Value | None], needs: Sequence[bool]) -> list[Value | None]:
         """Emit into ``g`` the cotangents of the inputs.
 
         Args:

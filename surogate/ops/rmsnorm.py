@@ -42,9 +42,7 @@ class RMSNorm(Op):
         x, w = node.inputs
         if d[0] is None or not any(needs):
             return [None, None]
-        return g.emit(
-            "rmsnorm_backward", [d[0], x, w, node.outputs[1], None, None], need_dx=needs[0], need_dw=needs[1]
-        )
+        return g.emit("rmsnorm_backward", [d[0], x, w, node.outputs[1], None, None], need_dx=needs[0], need_dw=needs[1])
 
     def cost(self, inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         x = typed(inputs[0], self, "x")

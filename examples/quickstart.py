@@ -44,14 +44,14 @@ def main() -> int:
         return code
     minutes = (time.monotonic() - started) / 60
 
-    after = answers(rows, f"{OUTPUT}/adapter")
+    after = answers(rows, OUTPUT)
     print("\nNotes that the model has not been trained on, with names and places it has not seen:")
     for row, old, new in zip(rows, before, after, strict=True):
         print(f"\n  note    {row['input']}\n  before  {shorten(old)}\n  after   {shorten(new)}")
     print(f"\nTraining took {minutes:.1f} minutes. Of {len(rows)} answers")
     print(f"  valid JSON          before {valid(before)}, after {valid(after)}")
     print(f"  right in every key  before {right(rows, before)}, after {right(rows, after)}")
-    print(f"The adapter is in {OUTPUT}/adapter; transformers and PEFT load it as it is.")
+    print(f"The adapter is in {OUTPUT}; transformers and PEFT load it as it is.")
     return 0
 
 

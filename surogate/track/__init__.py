@@ -58,8 +58,8 @@ def start(config: TrainConfig, mode: str) -> Iterator[Events]:
         try:
             yield events
         except KeyboardInterrupt:
-            events.emit("run_end", status="interrupted", output_dir=str(directory))
+            events.emit("run_end", status="interrupted")
             raise
         except BaseException as error:
-            events.emit("run_end", status="failed", output_dir=str(directory), error=str(error) or type(error).__name__)
+            events.emit("run_end", status="failed", error=str(error) or type(error).__name__)
             raise

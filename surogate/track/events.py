@@ -25,8 +25,8 @@ event          fields
 ``eval``       ``step``, ``loss`` (nats a target token, over the whole set), ``targets``, ``seconds``
 ``checkpoint`` ``step``, ``path``, ``seconds``
 ``warning``    ``message``
-``run_end``    ``status`` (done, which is the default, interrupted or failed), ``output_dir``; when done: ``steps``,
-               ``kind`` (adapter or model), ``path`` (of the result); when failed: ``error``
+``run_end``    ``status`` (done, which is the default, interrupted or failed); when done: ``steps``, ``kind`` (adapter
+               or model), ``path`` (of the result); when failed: ``error``
 =============  =======================================================================================================
 
 A run that is killed has no ``run_end``. Several runs in one ``output_dir`` follow one another in its file, each from
@@ -38,6 +38,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -85,8 +86,18 @@ class Events:
             raise ValueError(f"no event is called {event!r}")
         plain = {name: _plain(value) for name, value in fields.items()}
         self._write({"event": event, "time": round(self._clock(), 3), **plain})
-        for listener in self._listeners:
-            listener(event, plain)
+        self._tell(event, plain)
+
+    def _tell(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Hand an event on. A listener that fails is told nothing more: what only watches must not end a run."""
+        for listener in list(self._listeners):
+            try:
+                listener(event, fields)
+            except Exception as error:
+                self._listeners.remove(listener)
+                message = f"{type(listener).__name__} failed at {event} and is switched off: {error!r}"
+                print(f"warning: {message}", file=sys.stderr)
+                self.emit("warning", message=message)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is None:
@@ -95,8 +106,7 @@ class Events:
             self._file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         except OSError as error:
             self._discard()
-            for listener in self._listeners:
-                listener("warning", {"message": f"events are no longer written to the file: {error.strerror}"})
+            self._tell("warning", {"message": f"events are no longer written to the file: {error.strerror}"})
 
     def _discard(self) -> None:
         file, self._file = self._file, None

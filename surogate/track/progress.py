@@ -28,6 +28,7 @@ class RunDisplay:
         self.terminal = stream.isatty() if terminal is None else terminal
         self.seconds: list[float] = []  # of the last steps, for the time left
         self.losses: list[float] = []  # since the last line
+        self.output_dir = ""
         self._broken = False  # nobody reads any more (a closed pipe); the run goes on all the same
         self._live: _Live | None = None
 
@@ -62,6 +63,9 @@ class RunDisplay:
             self._broken = True
 
     # -- start, in the order in which these events come --------------------------------------------------------------
+
+    def _on_run_start(self, e: Fields) -> None:
+        self.output_dir = e["output_dir"]
 
     def _on_config(self, e: Fields) -> None:
         self.line(f"Configuration loaded: {e.get('path') or 'given in Python'}")
@@ -142,11 +146,10 @@ class RunDisplay:
         if e.get("status", "done") != "done":
             return  # the command line tells what went wrong, and where the newest checkpoint is
         self.line(f"Done after {plural(e['steps'], 'step')}. The {e['kind']} is in {e['path']}")
-        self.line(f"All figures of the run: {e['output_dir']}/events.jsonl")
+        self.line(f"Every figure of the run is in {self.output_dir or e['path']}/events.jsonl")
         if e["kind"] == "adapter":
-            merged = f"{e['output_dir'].rstrip('/')}/merged"
-            self.line("Next: make one model of it, to serve with any Hugging Face tool:")
-            self.line(f"  surogate merge {shlex.quote(e['path'])} {shlex.quote(merged)}")
+            self.line("Next: fold it into its base model, for tools that take one model:")
+            self.line(f"  surogate merge {shlex.quote(e['path'])} {shlex.quote(e['path'].rstrip('/') + '-merged')}")
         else:
             self.line("Next: load it with any Hugging Face tool, for instance")
             self.line(f"  AutoModelForCausalLM.from_pretrained({e['path']!r})")

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from surogate.config import make_config
+from surogate.errors import UserError
+from surogate.track import start
 from surogate.track.events import NAMES, Events
 from surogate.track.events import __doc__ as events_doc
 
@@ -79,6 +82,20 @@ def test_a_full_disk_does_not_stop_the_run() -> None:
     assert "No space left" in seen[0][1]["message"]
 
 
+def test_a_listener_that_fails_is_switched_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[str] = []
+
+    def bad(event: str, fields: Any) -> None:
+        raise KeyError("loss")
+
+    with Events(tmp_path / "e.jsonl", [bad, lambda event, fields: seen.append(event)]) as events:
+        events.emit("step", step=1)
+        events.emit("step", step=2)
+    assert seen == ["warning", "step", "step"]
+    assert [record["event"] for record in read(tmp_path / "e.jsonl")] == ["step", "warning", "step"]
+    assert "function failed at step and is switched off: KeyError('loss')" in capsys.readouterr().err
+
+
 def test_unknown_event() -> None:
     with pytest.raises(ValueError, match="no event is called"):
         Events(None).emit("stepp")
@@ -88,3 +105,31 @@ def test_every_event_is_described() -> None:
     assert events_doc is not None
     for name in NAMES:
         assert f"``{name}``" in events_doc
+
+
+def test_a_run_has_a_beginning_and_an_end(tmp_path: Path) -> None:
+    config = make_config({"model": "m", "datasets": [{"path": "d"}], "output_dir": str(tmp_path / "a" / "out")})
+    file = tmp_path / "a" / "out" / "events.jsonl"
+    with pytest.raises(RuntimeError), start(config, "sft"):
+        assert read(file)[-1]["run_name"] == "out"
+        raise RuntimeError("x")
+    with pytest.raises(KeyboardInterrupt), start(config, "pt"):
+        raise KeyboardInterrupt
+    with start(config, "sft") as events:
+        events.emit("run_end", steps=1, kind="model", path="p")
+    found = [(r["event"], r.get("mode"), r.get("status"), r.get("error")) for r in read(file)]
+    assert found == [
+        ("run_start", "sft", None, None),
+        ("run_end", None, "failed", "x"),
+        ("run_start", "pt", None, None),
+        ("run_end", None, "interrupted", None),
+        ("run_start", "sft", None, None),
+        ("run_end", None, None, None),
+    ]
+
+
+def test_output_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    config = make_config({"model": "m", "datasets": [{"path": "d"}], "output_dir": str(tmp_path / "file" / "out")})
+    with pytest.raises(UserError, match="cannot be written"), start(config, "sft"):
+        pass

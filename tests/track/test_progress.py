@@ -114,15 +114,16 @@ def test_events_between_steps() -> None:
 
 
 def test_the_end_names_the_result_and_the_next_command() -> None:
-    lines = show([("run_end", {"steps": 4, "kind": "adapter", "path": "my out/adapter", "output_dir": "my out"})])
-    assert "my out/adapter" in lines[0] and "my out/events.jsonl" in lines[1]
-    assert lines[-1] == "  surogate merge 'my out/adapter' 'my out/merged'"
-    lines = show([("run_end", {"steps": 1, "kind": "model", "path": "out/model", "output_dir": "out"})])
+    lines = show([("run_end", {"steps": 4, "kind": "adapter", "path": "my out/"})])
+    assert "my out/" in lines[0] and "events.jsonl" in lines[1]
+    assert lines[-1] == "  surogate merge 'my out/' 'my out-merged'"
+    lines = show([START[0], ("run_end", {"steps": 1, "kind": "model", "path": "out/model"})])
     assert lines[0].startswith("Done after 1 step.") and "from_pretrained('out/model')" in lines[-1]
+    assert "out/events.jsonl" in lines[1]
 
 
 def test_a_run_that_failed_does_not_claim_a_result() -> None:
-    assert show([("run_end", {"status": "failed", "output_dir": "out", "error": "x"})]) == []
+    assert show([("run_end", {"status": "failed", "error": "x"})]) == []
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])

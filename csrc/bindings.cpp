@@ -59,6 +59,7 @@ Program parse_program(const std::string& name, const nb::list& instructions, con
         instruction.output_refs = parse_refs(fields[2]);
         instruction.workspace_ref = parse_ref(fields[3]);
         for (auto [key, value] : nb::cast<nb::dict>(fields[4])) {
+            if (nb::isinstance<nb::tuple>(value)) continue;  // shapes and sizes: the tensors say them already
             instruction.attrs.set(nb::cast<std::string>(key), parse_attr(value));
         }
         instruction.stream = parse_stream(nb::cast<std::string>(fields[5]));

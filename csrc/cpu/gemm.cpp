@@ -9,8 +9,6 @@
 #include "cpu/parallel.h"
 #include "cpu/vec_math.h"
 
-extern "C" void scipy_openblas_set_num_threads(int threads);
-
 namespace surogate {
 namespace {
 
@@ -18,8 +16,6 @@ constexpr int64_t kTileRows = 256, kTileColumns = 512;
 constexpr int64_t kTilesWanted = 16;  // fewer are cut further, so that a few threads find even shares
 constexpr int64_t kSmallest = 64;     // but not below so many rows or columns
 constexpr int64_t kMultiple = 16;     // rows and columns of OpenBLAS' register blocks
-
-const bool kOneThread = (scipy_openblas_set_num_threads(1), true);
 
 int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 

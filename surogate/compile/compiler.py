@@ -120,11 +120,7 @@ def compile_model(
         graphs["micro_step"] = g
     if options.eval_batch:
         g, adapters = _forward(model, options, stored_dtype, objective, "eval_step")
-        held = g.source("loss", Type((1,), "f64"), "state")
-        assert g.outputs[0].producer is not None
-        g.outputs[0].producer.inputs[3] = held
-        g.updates[held], g.outputs = g.outputs[0], []
-        g.verify()
+        _keep_result(g)
         graphs["eval_step"] = g
 
     memory = Memory()
@@ -168,6 +164,19 @@ def _forward(
     return g, adapters
 
 
+def _keep_result(g: Graph) -> None:
+    """Give the result a place that the host reads: a loss adds to the state ``loss``, anything else is ``result``."""
+    out = g.outputs[0]
+    node = out.producer
+    assert node is not None
+    is_loss = node.op == "lm_head_loss"
+    held = g.source("loss" if is_loss else "result", out.type, "state")
+    if is_loss:
+        node.inputs[3] = held
+    g.updates[held], g.outputs = out, []
+    g.verify()
+
+
 def _reserve_inputs(memory: Memory, graphs: dict[str, Graph], o: CompileOptions) -> None:
     for name, dtype in SCALARS.items():
         memory.add(name, Type((1,), dtype), "inputs")
@@ -175,7 +184,7 @@ def _reserve_inputs(memory: Memory, graphs: dict[str, Graph], o: CompileOptions)
         for source in g.sources:
             if source.kind == "const" and source.name not in memory.slots:
                 memory.add(source.name, source.type, "inputs")
-            elif source.kind == "input" and source.name not in SCALARS:
+            elif (source.kind == "input" and source.name not in SCALARS) or source.name == "result":
                 memory.add(f"{name}:{source.name}", source.type, "inputs")
 
 

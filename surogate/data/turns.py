@@ -261,7 +261,9 @@ class TurnFinder:
             asked = self.tokenizer.render([user], tools, True, **variables)
             plain = self.tokenizer.render([user], tools, False, **variables)
             region = asked.regions[0]
-            if region is not None:
+            if asked.text == plain.text:
+                pass  # the template knows no generation prompt
+            elif region is not None:
                 prompt = asked.text[region[1] :]
             elif asked.text.startswith(plain.text):
                 prompt = asked.text[len(plain.text) :]

@@ -21,18 +21,21 @@ from surogate.dsl.tensor import (
     Tensor,
     attention,
     constant,
+    gather,
     gelu,
     gelu_tanh,
+    linear,
     lm_head_loss,
     relu,
     rope,
     silu,
+    source,
     tanh,
 )
 from surogate.dsl.trace import Batch, CausalLM, trace
 
 __all__ = [
     "Batch", "CausalLM", "Embedding", "Layers", "Linear", "Module", "Param", "RMSNorm", "RopeTable", "Tensor",
-    "attention", "constant", "gelu", "gelu_tanh", "lm_head_loss", "relu", "rope", "rope_frequencies", "silu", "tanh",
-    "trace",
+    "attention", "constant", "gather", "gelu", "gelu_tanh", "linear", "lm_head_loss", "relu", "rope", "rope_frequencies",
+    "silu", "source", "tanh", "trace",
 ]  # fmt: skip

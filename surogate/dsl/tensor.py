@@ -103,3 +103,18 @@ def constant(graph: Graph, name: str, array: np.ndarray) -> Tensor:
         found = graph.source(name, Type(data.shape), "const")
         graph.constants[name] = data
     return Tensor(graph, found)
+
+
+def source(graph: Graph, name: str, length: int) -> Tensor:
+    """An int32 input of the program beside the batch."""
+    return Tensor(graph, graph.source(name, Type((length,), "i32"), "input"))
+
+
+def gather(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows of x[T,D] by index: [len(rows), D]."""
+    return _apply("embedding", x, rows)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x[M,K] @ weight[N,K].T, for a weight that belongs to another module (a tied head)."""
+    return _apply("matmul", x, weight, None, None, ta=False, tb=True, alpha=1.0)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surogate.config import check_mode
 from surogate.config.schema import TrainConfig
 from surogate.errors import TrainingFailed, UserError
-from surogate.train.order import RunOrder, evaluation_order, feeder, training_order
+from surogate.train.order import RunOrder, evaluation_order, feeder, fingerprint, training_order
 from surogate.train.plan import step_work
 from surogate.train.runtime import Runtime
 from surogate.train.schedule import Schedule
@@ -29,6 +30,8 @@ from surogate.train.setup import (
     threads_of,
 )
 from surogate.train.state import Exporter, restore, trained_state
+
+from surogate.track.machine import cpu_name
 
 if TYPE_CHECKING:
     from surogate.compile.compiler import Compiled
@@ -61,11 +64,8 @@ def run(config: TrainConfig, mode: str = "sft", config_path: str | None = None) 
     """
     from surogate.track import start
 
+    check_mode(config, mode)
     check_device(config)
-    if config.from_scratch and mode != "pt":
-        raise UserError(
-            "random weights cannot be fine-tuned", where=config.where("from_scratch"), fix="use surogate pt, or leave it out"
-        )
     with start(config, mode) as events:
         return Trainer(config, mode, events).train(config_path)
 
@@ -111,15 +111,16 @@ class Trainer:
         self.runtime = Runtime(self.compiled, threads)
         load_weights(self.runtime, self.files, c.seed)
         self.exporter = Exporter(self.runtime, c, self.files, self.tokenizer)
-        self.checkpoints = CheckpointWriter(self.output_dir, c.save_total_limit)
+        self.checkpoints = CheckpointWriter(self.output_dir, c.save_total_limit or None)
         check_output_dir(self.output_dir, self.exporter.nbytes())
         self._report(time.monotonic() - started)
 
     def _report(self, seconds: float) -> None:
         c, compiled = self.config, self.compiled
+        adapter = compiled.trainable_parameters if compiled.adapters is not None else 0
         self.events.emit(
             "model", name=c.model, architecture=(self.files.config.get("architectures") or ["?"])[0],
-            parameters=compiled.parameters, trainable=compiled.trainable_parameters, seconds=seconds,
+            parameters=compiled.parameters - adapter, trainable=compiled.trainable_parameters, seconds=seconds,
         )  # fmt: skip
         if compiled.adapters is not None:
             self.events.emit(
@@ -127,7 +128,11 @@ class Trainer:
                 modules=compiled.adapters.names, count=len(compiled.adapters.modules),
                 trainable=compiled.trainable_parameters, parameters=compiled.parameters,
             )  # fmt: skip
-        self.events.emit("data", **self.prepared.report.as_dict())
+        report = self.prepared.report
+        self.events.emit(
+            "data", rows_in=report.rows_in, rows=report.rows, tokens=report.tokens, targets=report.targets,
+            dropped={cause: rows.count for cause, rows in report.dropped.items()},
+        )  # fmt: skip
         self.events.emit(
             "batch", effective=c.effective_batch_size, per_device=c.per_device_train_batch_size,
             accumulation=c.gradient_accumulation_steps, sequence_len=c.sequence_len,
@@ -144,9 +149,9 @@ class Trainer:
         wanted = self.config.resume_from_checkpoint
         if not wanted:
             return 0
-        path = find_latest(self.output_dir) if wanted is True else Path(wanted)
+        path = find_latest(self.output_dir, self._warn) if wanted is True else Path(wanted)
         if path is None:
-            self.events.emit("warning", message=f"no complete checkpoint in {self.output_dir}; starting anew")
+            self._warn(f"no complete checkpoint in {self.output_dir}; starting anew")
             return 0
         state, arrays = load_state(path)
         self._check_resumable(state, str(path))
@@ -154,11 +159,14 @@ class Trainer:
         self.events.emit("resume", path=str(path), step=state["step"])
         return int(state["step"])
 
+    def _warn(self, message: str) -> None:
+        self.events.emit("warning", message=message)
+
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a resumed run to be the interrupted one."""
         c = self.config
         return {
-            "data": self.prepared.train.fingerprint,
+            "data": fingerprint(self.prepared.train),
             "seed": c.seed,
             "sequence_len": c.sequence_len,
             "sample_packing": c.sample_packing,
@@ -256,7 +264,9 @@ class Trainer:
     def _save(self, step: int) -> None:
         started = time.monotonic()
         state = {"step": step, "identity": self._identity(), "digest": self.compiled.digest}
-        path = self.checkpoints.save(step, self.exporter.write, state, dict(trained_state(self.runtime)))
+        path = self.checkpoints.save(
+            step, self.exporter.write, state, dict(trained_state(self.runtime)), write_bytes=self.exporter.nbytes()
+        )
         self.events.emit("checkpoint", step=step, path=str(path), seconds=time.monotonic() - started)
 
     def _finish(self, total: int) -> Run:
@@ -264,7 +274,8 @@ class Trainer:
             self._save(total)
         kind = "adapter" if self.compiled.adapters is not None else "model"
         publish(self.output_dir, self.exporter.write)
-        self.events.emit("run_end", steps=total, kind=kind, path=str(self.output_dir))
+        folder = str(self.output_dir)
+        self.events.emit("run_end", status="done", steps=total, kind=kind, path=folder, output_dir=folder)
         return Run(self.output_dir, self.output_dir, self.history)
 
 
@@ -287,13 +298,3 @@ def publish(directory: Path, write: Callable[[Path], None]) -> None:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
-
-def cpu_name() -> str:
-    """Model name of the processor as the kernel reports it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return "CPU"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,7 +114,7 @@ def trained_state(runtime: Runtime) -> Iterator[tuple[str, np.ndarray]]:
                 yield slot, runtime.array(slot)
 
 
-def restore(runtime: Runtime, arrays: dict[str, np.ndarray], where: str) -> None:
+def restore(runtime: Runtime, arrays: Mapping[str, np.ndarray], where: str) -> None:
     """Put a checkpoint's state back. Raises :class:`UserError` when it belongs to another configuration."""
     for name, target in trained_state(runtime):
         found = arrays.get(name)

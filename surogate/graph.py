@@ -56,8 +56,8 @@ class Value:
     """One tensor. ``kind`` says where it comes from.
 
     ``temp``: computed by ``producer``. ``input``: written by the host before the program runs (tokens, scalars).
-    ``const``: numbers fixed when the model was traced (``Graph.constants``). ``param``: a weight of the model, named as Hugging Face names it. ``state``: memory that lives from step to step
-    (gradients, moments).
+    ``const``: numbers fixed when the model was traced (``Graph.constants``). ``param``: a weight of the model, named as
+    Hugging Face names it. ``state``: memory that lives from step to step (gradients, moments).
     """
 
     __slots__ = ("id", "type", "name", "kind", "producer", "index", "trainable")
@@ -278,7 +278,8 @@ class Graph:
                 if i not in defined:
                     raise GraphError(f"{self.name}: {node.format()} reads {i} before it is defined")
                 if i in overwritten:
-                    raise GraphError(f"{self.name}: {node.format()} reads {i}, overwritten by {overwritten[i].format()}")
+                    writer = overwritten[i].format()
+                    raise GraphError(f"{self.name}: {node.format()} reads {i}, overwritten by {writer}")
             types = op.infer([None if i is None else i.type for i in node.inputs], node.attrs)
             found = [None if o is None else o.type for o in node.outputs]
             if types != found:
@@ -288,7 +289,7 @@ class Graph:
                 i = node.inputs[src] if src < len(node.inputs) else None
                 if o is not None and i is not None:
                     if o.type != i.type:
-                        raise GraphError(f"{self.name}: {node.format()}: output {out} takes the storage of another type")
+                        raise GraphError(f"{self.name}: {node.format()}: result {out} takes storage of another type")
                     overwritten[i] = node
             for o in node.outputs:
                 if o is not None:

@@ -107,9 +107,11 @@ def _check_targets(linears: list[str], targets: Sequence[str]) -> None:
     for target in targets:
         if target == "all-linear" or any(matches(p, [target]) for p in linears):
             continue
-        head = target.rsplit(".", 1)[-1] == "lm_head"
+        found = f"no linear layer is named '{target}'"
+        if target.rsplit(".", 1)[-1] == "lm_head":
+            found = f"'{target}' is the output head, which takes no adapter"
         raise UserError(
-            f"'{target}' is the output head, which takes no adapter" if head else f"no linear layer is named '{target}'",
+            found,
             where="lora_target_modules",
             expected=f"all-linear, or some of {', '.join(existing)}",
         )

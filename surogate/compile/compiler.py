@@ -128,8 +128,9 @@ def compile_model(
     groups = _reserve_weights(memory, graphs, options)
     slots = {n: {s: _slot_of(s, n, memory) for s in g.sources} for n, g in graphs.items()}
     if options.train:
-        for name, build in (("norm_step", options.optimizer.norm_graph), ("optimizer_step", options.optimizer.update_graph)):
-            graphs[name], slots[name] = build(memory, groups)
+        o = options.optimizer
+        graphs["norm_step"], slots["norm_step"] = o.norm_graph(memory, groups)
+        graphs["optimizer_step"], slots["optimizer_step"] = o.update_graph(memory, groups)
     placed = {n: place_temporaries(Layout(g, memory, slots[n]), options.threads) for n, g in graphs.items()}
     base = memory.top["device"]
     _account(memory, list(placed.values()))

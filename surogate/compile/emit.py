@@ -35,9 +35,9 @@ def place_temporaries(layout: Layout, threads: int) -> Placed:
             scratch.append(Lifetime(n, index, index))
     buffers = [*lifetimes, *scratch]
     offsets, height = place(buffers)
-    alive = live_bytes(buffers) if buffers else []
-    floor = int(max(alive, default=0))
-    peak = int(alive.argmax()) if buffers else 0  # type: ignore[union-attr]
+    alive = live_bytes(buffers)
+    floor = int(alive.max(initial=0))
+    peak = int(alive.argmax()) if len(alive) else 0
     at_peak = next((aligned(s.nbytes) for s in scratch if s.first == peak), 0)
     return Placed(
         layout,
@@ -69,8 +69,15 @@ def emit(placed: Placed, base: int, symbols: dict[str, str], threads: int) -> Pr
         cost = op.cost(_types(node.inputs), _types(node.outputs), node.attrs)
         instructions.append(
             Instruction(
-                node.op, inputs, outputs, workspace, node.attrs, scope=node.scope, phase=node.phase,
-                flops=cost.flops, nbytes=cost.nbytes,
+                node.op,
+                inputs,
+                outputs,
+                workspace,
+                node.attrs,
+                scope=node.scope,
+                phase=node.phase,
+                flops=cost.flops,
+                nbytes=cost.nbytes,
             )  # fmt: skip
         )
     return Program(g.name, instructions, {n: layout.memory.slot(s).ref for n, s in symbols.items()})
@@ -80,7 +87,9 @@ def check_kernels(programs: list[Program], available: set[str], device: str) -> 
     """Every op must have a kernel on the device; a message here instead of a failure at run time."""
     missing = sorted({i.op for p in programs for i in p.instructions} - available)
     if missing:
-        raise UserError(f"no {device} kernel for {', '.join(missing)}", where="device", fix="choose another device or model")
+        raise UserError(
+            f"no {device} kernel for {', '.join(missing)}", where="device", fix="choose another device or model"
+        )
 
 
 def _types(values: list[Value | None]) -> list[Type | None]:
@@ -103,9 +112,16 @@ def _copies(layout: Layout, concat: Node) -> list[Instruction]:
             size = value.type.nbytes // value.type.numel
             target = TensorRef(whole.space, whole.offset + column * size, whole.dtype, value.shape, whole.strides)
             found.append(
-                Instruction("copy", [source], [target], None, {}, scope=concat.scope, phase=concat.phase, nbytes=2 * value.type.nbytes)
+                Instruction(
+                    "copy",
+                    [source],
+                    [target],
+                    None,
+                    {},
+                    scope=concat.scope,
+                    phase=concat.phase,
+                    nbytes=2 * value.type.nbytes,
+                )
             )
         column += value.shape[-1]
     return found
-
-

@@ -214,7 +214,7 @@ class Layout:
                 before = node.inputs[slot] if slot is not None else None
                 if before is None:
                     reuse = [node.inputs[i] for i in op.may_reuse.get(current.index, ())]
-                    before = next((i for i in reuse if i is state or (i is not None and self._leads_to(i, state))), None)
+                    before = next((i for i in reuse if i is not None and self._leads_to(i, state)), None)
                 current = before
         return pinned
 
@@ -222,9 +222,10 @@ class Layout:
         """Whether the value is a version of the state: a chain of in-place results that begins there."""
         current: Value | None = value
         while current is not None and current.producer is not None:
-            slot = get_op(current.producer.op).inplace.get(current.index)
-            reuse = get_op(current.producer.op).may_reuse.get(current.index, ())
-            current = current.producer.inputs[slot if slot is not None else reuse[0]] if slot is not None or reuse else None
+            op = get_op(current.producer.op)
+            before = [op.inplace.get(current.index), *op.may_reuse.get(current.index, ())]
+            slot = next((i for i in before if i is not None), None)
+            current = None if slot is None else current.producer.inputs[slot]
         return current is state
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -306,9 +307,8 @@ class Layout:
         first, last = self._columns(value)
         for time, start, end, _ in written.get(self.windows[value].root, ()):
             if time > since and start < last and end > first:
-                raise GraphError(
-                    f"{self.graph.name}: {node.format()} reads {value}, overwritten by {self.graph.nodes[time].format()}"
-                )
+                writer = self.graph.nodes[time].format()
+                raise GraphError(f"{self.graph.name}: {node.format()} reads {value}, overwritten by {writer}")
 
 
 def _row(shape: tuple[int, ...]) -> int:

@@ -52,7 +52,10 @@ def _joined(g: Graph, parts: list[Value]) -> Value:
     rows = [p.shape[0] for p in parts]
     first = parts[0]
     value = g.source(
-        f"{shared}.[{label}].{stem}", Type((sum(rows), *first.shape[1:]), first.dtype), "param", trainable=first.trainable
+        f"{shared}.[{label}].{stem}",
+        Type((sum(rows), *first.shape[1:]), first.dtype),
+        "param",
+        trainable=first.trainable,
     )
     start, table = 0, []
     for part, n in zip(parts, rows, strict=True):

@@ -84,7 +84,8 @@ class Instruction:
         attrs = "".join(f" {k}={v}" for k, v in sorted(self.attrs.items()))
         sync = "".join(f" wait({w})" for w in self.waits) + (f" signal({self.signal})" if self.signal >= 0 else "")
         work = f" work={self.workspace}" if self.workspace else ""
-        return f"{self.stream:7} {self.op}({refs(self.inputs)}) -> {refs(self.outputs)}{work}{attrs}{sync}  # {self.scope}"
+        call = f"{self.op}({refs(self.inputs)}) -> {refs(self.outputs)}"
+        return f"{self.stream:7} {call}{work}{attrs}{sync}  # {self.scope}"
 
 
 @dataclass

@@ -35,7 +35,28 @@ from surogate.dsl.tensor import (
 from surogate.dsl.trace import Batch, CausalLM, trace
 
 __all__ = [
-    "Batch", "CausalLM", "Embedding", "Layers", "Linear", "Module", "Param", "RMSNorm", "RopeTable", "Tensor",
-    "attention", "constant", "gather", "gelu", "gelu_tanh", "linear", "lm_head_loss", "relu", "rope", "rope_frequencies",
-    "silu", "source", "tanh", "trace",
-]  # fmt: skip
+    "Batch",
+    "CausalLM",
+    "Embedding",
+    "Layers",
+    "Linear",
+    "Module",
+    "Param",
+    "RMSNorm",
+    "RopeTable",
+    "Tensor",
+    "attention",
+    "constant",
+    "gather",
+    "gelu",
+    "gelu_tanh",
+    "linear",
+    "lm_head_loss",
+    "relu",
+    "rope",
+    "rope_frequencies",
+    "silu",
+    "source",
+    "tanh",
+    "trace",
+]

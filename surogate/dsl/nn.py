@@ -47,10 +47,11 @@ class Module:
             graph.initial[param.path] = param.init
         return Tensor(graph, value)
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: Any) -> Tensor:
+        """The mathematics of the module. Subclasses name their arguments."""
         raise NotImplementedError
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> Tensor:
         graph = next(a.graph for a in args if isinstance(a, Tensor))
         with graph.at(scope=self.path):
             return self.forward(*args)

@@ -49,7 +49,9 @@ def trace(
     def ids(what: str, n: int) -> Tensor:
         return Tensor(g, g.source(what, Type((n,), "i32"), "input"))
 
-    batch = Batch(ids("ids", tokens), ids("targets", tokens), ids("positions", tokens), ids("cu_seqlens", max_documents + 1))
+    batch = Batch(
+        ids("ids", tokens), ids("targets", tokens), ids("positions", tokens), ids("cu_seqlens", max_documents + 1)
+    )
     g.outputs = [objective(model, batch).value]
     g.prune()
     g.verify()

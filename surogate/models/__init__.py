@@ -44,6 +44,8 @@ def build(config: Mapping[str, Any], where: str = "config.json") -> CausalLM:
             fix=f"choose a model of a known architecture, or add this one in one file: {ADDING_A_MODEL}",
         )
     if config.get("quantization_config"):
-        raise UserError("this checkpoint is quantised", where=f"{where}: quantization_config", expected="bf16, fp16 or fp32 weights")
+        raise UserError(
+            "this checkpoint is quantised", where=f"{where}: quantization_config", expected="bf16, fp16 or fp32 weights"
+        )
     model: CausalLM = module.build(config)
     return model

@@ -45,7 +45,9 @@ class ModelConfig:
         if head_dim % 2:
             raise UserError(f"odd head size {head_dim}", where="config.json: head_dim", expected="an even number")
         if config.get("attention_dropout"):
-            raise UserError("attention dropout is not supported", where="config.json: attention_dropout", fix="set it to 0.0")
+            raise UserError(
+                "attention dropout is not supported", where="config.json: attention_dropout", fix="set it to 0.0"
+            )
         return cls(
             need("vocab_size"), hidden, need("intermediate_size"), need("num_hidden_layers"), heads, kv_heads, head_dim,
             float(config.get("rms_norm_eps", 1e-6)), bool(config.get("tie_word_embeddings", False)), config,

@@ -32,7 +32,8 @@ class AdamW:
 
     def norm_graph(self, memory: Memory, groups: Sequence[Group]) -> tuple[Graph, dict[Value, str]]:
         """Global gradient norm and the factor that clips it."""
-        g, slots = Graph("norm_step"), {}
+        g = Graph("norm_step")
+        slots: dict[Value, str] = {}
         total: Value | None = None
         for group in groups:
             gradient = _state(g, slots, f"grad:{group.name}", memory)
@@ -45,7 +46,8 @@ class AdamW:
 
     def update_graph(self, memory: Memory, groups: Sequence[Group]) -> tuple[Graph, dict[Value, str]]:
         """The update of every weight; gradients are zero afterwards."""
-        g, slots = Graph("optimizer_step"), {}
+        g = Graph("optimizer_step")
+        slots: dict[Value, str] = {}
         scalars = [_state(g, slots, n, memory) for n in ("lr", "bias_correction1", "bias_correction2", "clip_scale")]
         for salt, group in enumerate(groups):
             names = [f"weight:{group.name}", f"grad:{group.name}", f"adam_m:{group.name}", f"adam_v:{group.name}"]

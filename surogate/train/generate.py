@@ -76,7 +76,9 @@ def _stops(tokenizer: Tokenizer, config: dict[str, object]) -> set[int]:
     return {int(i) for i in [*ids, tokenizer.eos_id] if isinstance(i, int)}
 
 
-def _runtime(config: dict[str, object], weights: WeightSource, adapter: Adapter | None, count: int, size: int) -> Runtime:
+def _runtime(
+    config: dict[str, object], weights: WeightSource, adapter: Adapter | None, count: int, size: int
+) -> Runtime:
     """A program for ``count`` texts of up to ``size`` tokens, with weights in place."""
     lora = None
     if adapter is not None:
@@ -84,12 +86,8 @@ def _runtime(config: dict[str, object], weights: WeightSource, adapter: Adapter 
         rank = next(iter(adapter.tensors.values()))[0].shape[0]
         lora = LoraOptions(rank=rank, alpha=adapter.scale(paths[0]) * rank, targets=paths)
     threads = physical_cores()
-    options = CompileOptions(
-        count, size, count, get_recipe("fp32"), count, count, lora, threads=threads, train=False
-    )
-    runtime = Runtime(
-        compile_model(build(config), options, weights.dtype, next_token(count)), threads
-    )
+    options = CompileOptions(count, size, count, get_recipe("fp32"), count, count, lora, threads=threads, train=False)
+    runtime = Runtime(compile_model(build(config), options, weights.dtype, next_token(count)), threads)
     for name, weight in runtime.compiled.weights.items():
         if ".lora_" in name:
             assert adapter is not None

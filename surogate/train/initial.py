@@ -41,4 +41,3 @@ def initialise(target: np.ndarray, how: str, *, name: str, seed: int, std: float
         else:
             raise ValueError(f"initialisation {how}")
         flat[start : start + n] = f32_to_bf16(drawn) if flat.dtype == np.uint16 else drawn
-

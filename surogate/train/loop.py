@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from surogate.config import check_mode
 from surogate.config.schema import TrainConfig
 from surogate.errors import TrainingFailed, UserError
+from surogate.track.machine import cpu_name
 from surogate.train.order import RunOrder, evaluation_order, feeder, fingerprint, training_order
 from surogate.train.plan import step_work
 from surogate.train.runtime import Runtime
@@ -30,8 +31,6 @@ from surogate.train.setup import (
     threads_of,
 )
 from surogate.train.state import Exporter, restore, trained_state
-
-from surogate.track.machine import cpu_name
 
 if TYPE_CHECKING:
     from surogate.compile.compiler import Compiled
@@ -297,4 +296,3 @@ def publish(directory: Path, write: Callable[[Path], None]) -> None:
             os.replace(path, directory / path.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-

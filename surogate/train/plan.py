@@ -43,9 +43,8 @@ def describe(compiled: Compiled, config: TrainConfig) -> str:
     lines.append(f"  {'total':<15} {human(sum(table.values())):>10}")
     lines += ["", f"  {'program':<15} {'instructions':>12} {'GFLOP':>10} {'GB moved':>10}"]
     for name, program in compiled.programs.items():
-        lines.append(
-            f"  {name:<15} {len(program.instructions):>12,} {program.flops / 1e9:>10,.1f} {program.nbytes / 1e9:>10,.2f}"
-        )
+        work = f"{program.flops / 1e9:>10,.1f} {program.nbytes / 1e9:>10,.2f}"
+        lines.append(f"  {name:<15} {len(program.instructions):>12,} {work}")
     flops, nbytes = step_work(compiled, config.gradient_accumulation_steps)
     lines.append(f"  {'optimizer step':<15} {'':>12} {flops / 1e9:>10,.1f} {nbytes / 1e9:>10,.2f}")
     return "\n".join(lines)

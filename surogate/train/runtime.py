@@ -57,7 +57,9 @@ class Runtime:
             return (data.astype(np.uint32) << 16).view(np.float32)
         return data.astype(np.float32)
 
-    def train_step(self, feeder: Any, accumulation: int, scalars: dict[str, float], seed: int, step: int) -> dict[str, Any]:
+    def train_step(
+        self, feeder: Any, accumulation: int, scalars: dict[str, float], seed: int, step: int
+    ) -> dict[str, Any]:
         """One optimizer step; see ``Engine.train_step``."""
         result: dict[str, Any] = self.engine.train_step(feeder, accumulation, scalars, seed, step)
         return result

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surogate.adapters.lora import LoraOptions
-from surogate.compile.compiler import CompileOptions, Compiled, compile_model
+from surogate.compile.compiler import Compiled, CompileOptions, compile_model
 from surogate.config.schema import TrainConfig
 from surogate.errors import UserError
 from surogate.models import build
@@ -77,9 +77,7 @@ def lora_options(config: TrainConfig) -> LoraOptions | None:
     )  # fmt: skip
 
 
-def compile_config(
-    config: TrainConfig, files: ModelFiles, *, max_documents: int, eval_documents: int = 0
-) -> Compiled:
+def compile_config(config: TrainConfig, files: ModelFiles, *, max_documents: int, eval_documents: int = 0) -> Compiled:
     """Compile the model of a configuration. ``eval_documents`` 0: no evaluation program."""
     optimizer = AdamW(
         config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm
@@ -142,7 +140,8 @@ def _compare(source: WeightSource, expected: Mapping[str, tuple[int, ...]], file
             fix="download the model again, or check that config.json belongs to these weights",
         )
     tied = bool(files.config.get("tie_word_embeddings"))
-    spare = [n for n in found if n not in expected and not n.endswith(_COMPUTED) and not (tied and n == "lm_head.weight")]
+    ignored = {"lm_head.weight"} if tied else set()
+    spare = [n for n in found if n not in expected and n not in ignored and not n.endswith(_COMPUTED)]
     if spare:
         raise UserError(
             f"{len(spare)} weights belong to no part of the model, the first is {min(spare)}",
@@ -233,5 +232,3 @@ def duration(steps_of_epoch: Callable[[int], int], epochs: float, max_steps: int
         steps.append(steps_of_epoch(whole))
         total += math.ceil((epochs - whole) * steps[-1])
     return Duration(tuple(steps), total)
-
-

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: files for others (Hugging Face or PEFT), and the state that makes a run go on bit for bit."""
+"""What a checkpoint holds: files for others (Hugging Face or PEFT), and the state by which a run goes on exactly."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from surogate.adapters.lora import LoraOptions
-from surogate.compile.compiler import CompileOptions, Compiled, compile_model
+from surogate.compile.compiler import Compiled, CompileOptions, compile_model
 from surogate.errors import UserError
 from surogate.graph import Graph, GraphError, Type
 from surogate.models import architectures, build

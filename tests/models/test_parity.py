@@ -37,10 +37,10 @@ CASES = {name: (name, {}) for name in architectures()} | VARIANTS
 def reference(config: dict, seed: int = 0):
     """A random transformers model of this config; every weight away from its trivial value."""
     torch.manual_seed(seed)
-    kind = transformers.AutoConfig.for_model(config["model_type"], **{k: v for k, v in config.items() if k != "model_type"})
+    kind = transformers.AutoConfig.for_model(**config)
     model = transformers.AutoModelForCausalLM.from_config(kind, attn_implementation="eager").float()
     with torch.no_grad():
-        for name, p in model.named_parameters():
+        for p in model.parameters():
             if p.ndim == 1:
                 p.add_(torch.randn_like(p) * 0.1)
     return model
@@ -102,7 +102,11 @@ def test_lora_against_peft(model_type: str, options: LoraOptions) -> None:
     model = peft.get_peft_model(
         base,
         peft.LoraConfig(
-            r=options.rank, lora_alpha=options.alpha, target_modules=targets, use_rslora=options.rslora, task_type="CAUSAL_LM"
+            r=options.rank,
+            lora_alpha=options.alpha,
+            target_modules=targets,
+            use_rslora=options.rslora,
+            task_type="CAUSAL_LM",
         ),
     )
     with torch.no_grad():

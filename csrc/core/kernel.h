@@ -2,6 +2,7 @@
 // edits no central list.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -28,7 +29,8 @@ class Attrs {
     std::vector<std::pair<std::string, AttrValue>> items_;
 };
 
-// What a kernel sees. `stream` is the backend's own handle (null on the CPU).
+// What a kernel sees. `stream` is the backend's own handle (null on the CPU). `state` belongs to the instruction: what
+// a kernel makes once, on the first run, and needs again (null on the CPU).
 struct Call {
     const std::vector<Tensor>& in;
     const std::vector<Tensor>& out;
@@ -36,6 +38,7 @@ struct Call {
     const Attrs& attrs;
     int threads;
     void* stream;
+    std::shared_ptr<void>* state = nullptr;
 };
 
 using Kernel = void (*)(const Call&);
@@ -54,3 +57,5 @@ struct KernelRegistration {
 #define SUROGATE_CONCAT(a, b) SUROGATE_CONCAT_(a, b)
 #define SUROGATE_CPU_KERNEL(op, fn) \
     static const ::surogate::KernelRegistration SUROGATE_CONCAT(registration_, __LINE__){"cpu", op, fn}
+#define SUROGATE_CUDA_KERNEL(op, fn) \
+    static const ::surogate::KernelRegistration SUROGATE_CONCAT(registration_, __LINE__){"cuda", op, fn}

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -103,7 +104,8 @@ class ShardWriter:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         for file in self._files.values():
-            file.close()
+            with suppress(OSError) if value is not None else nullcontext():
+                file.close()  # fails a second time where writing failed
 
     def add(self, result: ChunkResult, file_base: int) -> tuple[np.ndarray, int]:
         """Append the rows of a chunk.
@@ -116,8 +118,9 @@ class ShardWriter:
             int64: lengths of the rows that are whole now; and the number of targets added.
         """
         try:
-            result.tokens.astype("<i4", copy=False).tofile(self._files["tokens.bin"])
-            result.mask.tofile(self._files["mask.bin"])
+            # Not ndarray.tofile, which does not tell why it could not write.
+            self._files["tokens.bin"].write(result.tokens.astype(_TOKEN, copy=False).data)
+            self._files["mask.bin"].write(result.mask.data)
         except OSError as error:
             raise _full(error, self.directory) from None
         if len(result.tokens):

@@ -456,7 +456,7 @@ def _text(index: int, path: Path, segments: bool) -> Iterator[Chunk]:
         try:
             text += decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            decode(error.object[error.start :], name, lines + text.count("\n") + error.object[: error.start].count(10))
+            decode(text.encode() + error.object, name, lines)
             raise
         while len(text) > 2 * STRETCH or (not block and text):
             end = cut_before(text, STRETCH // 2, STRETCH) if len(text) > 2 * STRETCH else len(text)

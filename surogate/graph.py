@@ -114,6 +114,7 @@ class Graph:
         self.sources: list[Value] = []  # inputs, params, states, in order of creation
         self.outputs: list[Value] = []
         self.updates: dict[Value, Value] = {}
+        self.activation: str = "f32"  # dtype of activations; what embeds tokens says it, the rest takes it over
         self.constants: dict[str, np.ndarray] = {}
         self.initial: dict[str, str] = {}  # param name -> how it is initialised: normal, ones, zeros, ...
         self.packed: dict[str, list[tuple[str, int, int]]] = {}  # packed param -> (name, first row, rows) of its parts

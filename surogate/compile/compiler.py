@@ -32,7 +32,8 @@ class CompileOptions:
     """What the compiler needs beside the model.
 
     ``batch`` sequences of ``sequence_len`` tokens make a micro-batch, with at most ``max_documents`` documents; the
-    same with ``eval_batch`` and ``eval_documents`` for evaluation (0: no evaluation program).
+    same with ``eval_batch`` and ``eval_documents`` for evaluation (0: no evaluation program). ``activation``: dtype of
+    activations, bf16 where the device computes in it.
     """
 
     batch: int
@@ -46,6 +47,7 @@ class CompileOptions:
     recompute: Mode = "off"
     threads: int = 1
     train: bool = True
+    activation: str = "f32"
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,9 @@ def _forward(
     """Trace, adapt, choose dtypes, pack and fuse: what training and evaluation share."""
     training = name == "micro_step"
     batch, documents = (o.batch, o.max_documents) if training else (o.eval_batch, o.eval_documents)
-    g = trace(model, objective, tokens=batch * o.sequence_len, max_documents=documents, name=name)
+    g = trace(
+        model, objective, tokens=batch * o.sequence_len, max_documents=documents, name=name, activation=o.activation
+    )
     adapters = None
     if o.lora is not None:
         adapters = lora_pass.apply(g, o.lora, training=training)

@@ -90,7 +90,8 @@ class Embedding(Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         g = ids.graph
-        return Tensor(g, g.one("embedding", [self.weight(g, self.table).value, ids.value]))
+        told = {} if g.activation == "f32" else {"dtype": g.activation}
+        return Tensor(g, g.one("embedding", [self.weight(g, self.table).value, ids.value], **told))
 
 
 class RMSNorm(Module):

@@ -112,7 +112,7 @@ def source(graph: Graph, name: str, length: int) -> Tensor:
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:
     """Rows of x[T,D] by index: [len(rows), D]."""
-    return _apply("embedding", x, rows)
+    return _apply("embedding", x, rows, dtype=x.value.dtype)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:

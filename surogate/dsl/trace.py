@@ -40,10 +40,20 @@ class CausalLM(Module):
 
 
 def trace(
-    model: CausalLM, objective: Callable[[CausalLM, Batch], Tensor], *, tokens: int, max_documents: int, name: str
+    model: CausalLM,
+    objective: Callable[[CausalLM, Batch], Tensor],
+    *,
+    tokens: int,
+    max_documents: int,
+    name: str,
+    activation: str = "f32",
 ) -> Graph:
-    """Run ``objective`` on symbolic inputs and return the graph, whose first output is what it returned."""
+    """Run ``objective`` on symbolic inputs and return the graph, whose first output is what it returned.
+
+    ``activation``: dtype in which activations are stored, f32 or bf16.
+    """
     g = Graph(name)
+    g.activation = activation
     model.bind()
 
     def ids(what: str, n: int) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surogate.graph import Graph, Node, Type, Value
-from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, array, expect, f32, typed
+from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, activation, array, expect, typed
 
 Floats = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ class _Activation(Op):
         raise NotImplementedError
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        return [f32(inputs[0], self, "x")]
+        return [activation(inputs[0], self, "x")]
 
     def reference(self, inputs: Arrays, attrs: Attrs) -> list[np.ndarray | None]:
         return [self.f(array(inputs[0]))]
@@ -69,7 +69,7 @@ class _ActivationBackward(Op):
         raise NotImplementedError
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        dy, x = f32(inputs[0], self, "dy"), f32(inputs[1], self, "x")
+        dy, x = activation(inputs[0], self, "dy"), activation(inputs[1], self, "x")
         expect(dy == x, self, f"{dy} and {x} do not fit")
         return [x]
 

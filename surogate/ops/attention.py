@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from surogate.graph import Graph, Node, Type, Value
-from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, array, expect, f32, typed
+from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, activation, array, expect, f32, typed
 
 # Block sizes and item sizes of csrc/cpu/attention.cpp.
 _QUERIES = 64
@@ -18,7 +18,7 @@ _ITEM_BYTES = 32
 
 def _check(op: Op, inputs: Types, attrs: Attrs) -> tuple[Type, Type]:
     """Types of q and k, of inputs that begin with q, k, v and cu_seqlens."""
-    q, k, v = (f32(inputs[i], op, name) for i, name in enumerate("qkv"))
+    q, k, v = (activation(inputs[i], op, name) for i, name in enumerate("qkv"))
     cu = typed(inputs[3], op, "cu_seqlens")
     expect(len(q.shape) == 3 and len(k.shape) == 3, op, f"{q} and {k} are not [tokens, heads, head_dim]")
     fits = k == v and q.shape[0] == k.shape[0] and q.shape[2] == k.shape[2] and q.shape[1] % k.shape[1] == 0
@@ -89,14 +89,14 @@ class Attention(Op):
 
     def cost(self, inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         """An upper bound, exact for one document of T tokens: two products a (query, key) pair."""
-        q = f32(inputs[0], self, "q")
+        q = activation(inputs[0], self, "q")
         tokens, heads, dim = q.shape
         moved = super().cost(inputs, outputs, attrs).nbytes
         return Cost(2 * 2 * _pairs(tokens, attrs["window"]) * heads * dim, moved)
 
     def workspace(self, inputs: Types, outputs: Types, attrs: Attrs, threads: int) -> int:
         """A thread: scores and result of a block. Besides: the list of blocks."""
-        q, cu = f32(inputs[0], self, "q"), typed(inputs[3], self, "cu_seqlens")
+        q, cu = activation(inputs[0], self, "q"), typed(inputs[3], self, "cu_seqlens")
         blocks = q.shape[0] // _QUERIES + cu.shape[0]
         return threads * 4 * _QUERIES * (_KEYS_FORWARD + q.shape[2]) + blocks * _ITEM_BYTES
 
@@ -118,7 +118,7 @@ class AttentionBackward(Op):
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
         q, k = _check(self, [*inputs[1:4], inputs[6]], attrs)
-        do, o, lse = f32(inputs[0], self, "do"), f32(inputs[4], self, "o"), f32(inputs[5], self, "lse")
+        do, o, lse = activation(inputs[0], self, "do"), activation(inputs[4], self, "o"), f32(inputs[5], self, "lse")
         fits = do == q and o == q and lse.shape == (q.shape[1], q.shape[0])
         expect(fits, self, f"{do}, {o} and {lse} do not fit {q}")
         return [q, k, k]
@@ -141,14 +141,15 @@ class AttentionBackward(Op):
 
     def cost(self, inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         """An upper bound, exact for one document of T tokens: five products a (query, key) pair."""
-        q = f32(inputs[1], self, "q")
+        q = activation(inputs[1], self, "q")
         tokens, heads, dim = q.shape
         moved = super().cost(inputs, outputs, attrs).nbytes
         return Cost(5 * 2 * _pairs(tokens, attrs["window"]) * heads * dim, moved)
 
     def workspace(self, inputs: Types, outputs: Types, attrs: Attrs, threads: int) -> int:
         """A thread: P and dP of a block. Besides: rowsum(dO * O) and the list of work items."""
-        q, k, cu = f32(inputs[1], self, "q"), f32(inputs[2], self, "k"), typed(inputs[6], self, "cu_seqlens")
+        q, k = activation(inputs[1], self, "q"), activation(inputs[2], self, "k")
+        cu = typed(inputs[6], self, "cu_seqlens")
         items = q.shape[0] // _QUERIES + q.shape[0] // _KEYS_BACKWARD + 3 * cu.shape[0]
         scratch = threads * 4 * _QUERIES * 2 * _KEYS_BACKWARD
         return scratch + 4 * q.shape[0] * q.shape[1] + items * k.shape[1] * _ITEM_BYTES + 8 * threads

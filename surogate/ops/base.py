@@ -105,8 +105,15 @@ def typed(value: Type | None, op: Op, what: str) -> Type:
     return value
 
 
+def activation(value: Type | None, op: Op, what: str) -> Type:
+    """The type of an activation or of its gradient that must be there: f32, or bf16 on devices that compute in it."""
+    found = typed(value, op, what)
+    expect(found.dtype in ("f32", "bf16"), op, f"{what} is {found}, neither f32 nor bf16")
+    return found
+
+
 def f32(value: Type | None, op: Op, what: str) -> Type:
-    """The type of an operand that must be there and be f32 (all activations, gradients and moments are)."""
+    """The type of an operand that must be there and be f32 (gradients of weights, moments, statistics, scalars)."""
     found = typed(value, op, what)
     expect(found.dtype == "f32", op, f"{what} is {found}, not f32")
     return found

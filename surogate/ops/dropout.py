@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from surogate.graph import Graph, Node, Type, Value
-from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, array, expect, f32, typed
+from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, activation, array, expect, typed
 from surogate.ops.philox import random_words
 
 
@@ -25,7 +25,7 @@ class Dropout(Op):
     may_reuse = {0: (0,)}
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        x, seed = f32(inputs[0], self, "x"), typed(inputs[1], self, "seed")
+        x, seed = activation(inputs[0], self, "x"), typed(inputs[1], self, "seed")
         expect(seed == Type((1,), "i64"), self, f"seed is {seed}, not i64[1]")
         expect(0.0 <= attrs["p"] < 1.0, self, f"p is {attrs['p']}, not in [0, 1)")
         return [x]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from surogate.graph import Graph, Node, Type, Value
-from surogate.ops.base import Arrays, Attrs, Op, Sample, Types, array, expect, f32
+from surogate.ops.base import Arrays, Attrs, Op, Sample, Types, activation, array, expect
 
 _SHAPES = [(5, 7), (3, 2, 33), (1100,)]
 
@@ -16,7 +16,7 @@ class _Binary(Op):
     may_reuse = {0: (0, 1)}
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        a, b = f32(inputs[0], self, "a"), f32(inputs[1], self, "b")
+        a, b = activation(inputs[0], self, "a"), activation(inputs[1], self, "b")
         expect(a == b, self, f"{a} and {b} do not fit")
         return [a]
 
@@ -60,7 +60,7 @@ class Scale(Op):
     may_reuse = {0: (0,)}
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        return [f32(inputs[0], self, "x")]
+        return [activation(inputs[0], self, "x")]
 
     def reference(self, inputs: Arrays, attrs: Attrs) -> list[np.ndarray | None]:
         return [attrs["alpha"] * array(inputs[0])]

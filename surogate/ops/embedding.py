@@ -7,7 +7,20 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from surogate.graph import Graph, Node, Type, Value
-from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, accumulator, array, expect, f32, typed, weight
+from surogate.ops.base import (
+    Arrays,
+    Attrs,
+    Cost,
+    Op,
+    Sample,
+    Types,
+    accumulator,
+    activation,
+    array,
+    expect,
+    typed,
+    weight,
+)
 
 
 def _ids(value: Type | None, op: Op) -> Type:
@@ -17,7 +30,10 @@ def _ids(value: Type | None, op: Op) -> Type:
 
 
 class Embedding(Op):
-    """table[V,D] (f32 or bf16), ids[T] i32 in [0,V) -> y[T,D] f32. The kernel raises for an id outside the table."""
+    """table[V,D] (f32 or bf16), ids[T] i32 in [0,V) -> y[T,D]. The CPU kernel raises for an id outside the table.
+
+    Attribute ``dtype``: of y, f32 if left out. Activations that follow take it over.
+    """
 
     name = "embedding"
     cheap = True
@@ -25,7 +41,7 @@ class Embedding(Op):
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
         table, ids = weight(inputs[0], self, "table"), _ids(inputs[1], self)
         expect(len(table.shape) == 2, self, f"table is {table}, not [V,D]")
-        return [Type((*ids.shape, table.shape[1]))]
+        return [Type((*ids.shape, table.shape[1]), attrs.get("dtype", "f32"))]
 
     def reference(self, inputs: Arrays, attrs: Attrs) -> list[np.ndarray | None]:
         return [array(inputs[0])[array(inputs[1])]]
@@ -63,7 +79,7 @@ class EmbeddingBackward(Op):
     accumulates = frozenset({0})
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        dy, ids = f32(inputs[0], self, "dy"), _ids(inputs[1], self)
+        dy, ids = activation(inputs[0], self, "dy"), _ids(inputs[1], self)
         expect(len(dy.shape) == 2 and dy.shape[:1] == ids.shape, self, f"{dy} and {ids} do not fit")
         out = Type((attrs["rows"], dy.shape[1]))
         accumulator(inputs[2], out, self)

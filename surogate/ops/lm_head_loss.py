@@ -10,7 +10,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from surogate.graph import Type
-from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, accumulator, array, expect, f32, typed, weight
+from surogate.ops.base import (
+    Arrays,
+    Attrs,
+    Cost,
+    Op,
+    Sample,
+    Types,
+    accumulator,
+    activation,
+    array,
+    expect,
+    typed,
+    weight,
+)
 
 # Sizes of csrc/cpu/lm_head_loss.cpp: logits of a chunk, rows of w in a tile, groups of tiles with a dh of their own.
 _CHUNK_LOGITS = 1 << 24
@@ -24,7 +37,7 @@ def _chunk_rows(tokens: int, vocabulary: int) -> int:
 
 
 def _check(op: Op, inputs: Types) -> tuple[Type, Type]:
-    h, w, targets = f32(inputs[0], op, "h"), weight(inputs[1], op, "w"), typed(inputs[2], op, "targets")
+    h, w, targets = activation(inputs[0], op, "h"), weight(inputs[1], op, "w"), typed(inputs[2], op, "targets")
     expect(len(h.shape) == 2 and len(w.shape) == 2 and h.shape[1] == w.shape[1], op, f"{h} and {w} do not fit")
     expect(targets == Type(h.shape[:1], "i32"), op, f"targets {targets} do not fit {h}")
     return h, w

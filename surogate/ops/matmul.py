@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from surogate.graph import Graph, Node, Type, Value
-from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, array, expect, f32, weight
+from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, activation, array, expect, weight
 
 # A bf16 operand is widened strip by strip: so many elements at most, in whole multiples of so many columns of y
 # (kStripElements and kStripColumns in csrc/cpu/gemm.h).
@@ -19,7 +19,8 @@ class MatMul(Op):
     """a, b, bias[N]?, c[M,N]? -> y[M,N] = alpha * op(a) op(b) + bias + c, which takes c's storage.
 
     ``ta``: a is stored as [K,M], else [M,K]. ``tb``: b is stored as [N,K] (a linear layer's weight), else [K,N].
-    a, c and y are f32; b and bias are f32 or bf16. ``alpha`` multiplies the product alone.
+    Each operand is f32 or bf16 (on the CPU a, c and y are f32). ``alpha`` multiplies the product alone. Attribute
+    ``dtype``: of y and c; that of a if left out.
     """
 
     name = "matmul"
@@ -27,12 +28,12 @@ class MatMul(Op):
     accumulates = frozenset({0})
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        a, b = f32(inputs[0], self, "a"), weight(inputs[1], self, "b")
+        a, b = activation(inputs[0], self, "a"), weight(inputs[1], self, "b")
         expect(len(a.shape) == 2 and len(b.shape) == 2, self, f"{a} and {b} are not matrices")
         m, k = a.shape[::-1] if attrs["ta"] else a.shape
         k_of_b, n = b.shape[::-1] if attrs["tb"] else b.shape
         expect(k == k_of_b, self, f"{a} and {b} do not fit (ta={attrs['ta']}, tb={attrs['tb']})")
-        y = Type((m, n))
+        y = Type((m, n), attrs.get("dtype", a.dtype))
         if inputs[2] is not None:
             expect(weight(inputs[2], self, "bias").shape == (n,), self, f"bias {inputs[2]} does not fit {y}")
         expect(inputs[3] is None or inputs[3] == y, self, f"c {inputs[3]} does not fit {y}")
@@ -52,20 +53,24 @@ class MatMul(Op):
         if dy is None:
             return [None] * 4
 
-        def product(x: Value | None, y: Value | None, tx: bool, ty: bool) -> Value:
-            return g.one("matmul", [x, y, None, None], ta=tx, tb=ty, alpha=alpha)
+        def product(x: Value | None, y: Value | None, tx: bool, ty: bool, of: Value | None) -> Value:
+            # Gradients of weights are f32 whatever the activations are: small ones add up over micro-batches.
+            assert x is not None and of is not None
+            dtype = "f32" if of.kind == "param" else of.dtype
+            told = {} if dtype == x.dtype else {"dtype": dtype}
+            return g.one("matmul", [x, y, None, None], ta=tx, tb=ty, alpha=alpha, **told)
 
         da = db = dbias = None
         if needs[0]:  # op(a)' = dy op(b)^T, stored as a is
-            da = product(b, dy, tb, True) if ta else product(dy, b, False, not tb)
+            da = product(b, dy, tb, True, a) if ta else product(dy, b, False, not tb, a)
         if needs[1]:  # op(b)' = op(a)^T dy, stored as b is
-            db = product(dy, a, True, ta) if tb else product(a, dy, not ta, False)
+            db = product(dy, a, True, ta, b) if tb else product(a, dy, not ta, False, b)
         if needs[2]:
             dbias = g.one("sum_rows", [dy, None])
         return [da, db, dbias, dy if needs[3] else None]
 
     def cost(self, inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-        a, y = f32(inputs[0], self, "a"), f32(outputs[0], self, "y")
+        a, y = activation(inputs[0], self, "a"), activation(outputs[0], self, "y")
         k = a.shape[0] if attrs["ta"] else a.shape[1]
         moved = super().cost(inputs, outputs, attrs).nbytes
         return Cost(2 * y.numel * k + y.numel * sum(t is not None for t in inputs[2:]), moved)

@@ -7,7 +7,21 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from surogate.graph import Graph, Node, Type, Value
-from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, accumulator, array, expect, f32, typed, weight
+from surogate.ops.base import (
+    Arrays,
+    Attrs,
+    Cost,
+    Op,
+    Sample,
+    Types,
+    accumulator,
+    activation,
+    array,
+    expect,
+    f32,
+    typed,
+    weight,
+)
 
 # Rows are summed into this many partial weight gradients whatever the number of threads (kTiles in
 # csrc/cpu/rmsnorm.cpp), then the partial sums are added in order.
@@ -31,7 +45,7 @@ class RMSNorm(Op):
     may_reuse = {0: (0,)}
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        x, w = f32(inputs[0], self, "x"), weight(inputs[1], self, "w")
+        x, w = activation(inputs[0], self, "x"), weight(inputs[1], self, "w")
         expect(len(x.shape) >= 1 and w.shape == x.shape[-1:], self, f"weight {w} does not fit {x}")
         return [x, Type(x.shape[:-1])]
 
@@ -69,7 +83,7 @@ class AddRMSNorm(Op):
     may_reuse = {0: (0, 1), 1: (0, 1)}
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        x, r, w = f32(inputs[0], self, "x"), f32(inputs[1], self, "r"), weight(inputs[2], self, "w")
+        x, r, w = activation(inputs[0], self, "x"), activation(inputs[1], self, "r"), weight(inputs[2], self, "w")
         fits = len(x.shape) >= 1 and x == r and w.shape == x.shape[-1:]
         expect(fits, self, f"{x}, {r} and {w} do not fit")
         return [x, x, Type(x.shape[:-1])]
@@ -119,12 +133,12 @@ class RMSNormBackward(Op):
     may_reuse = {0: (0, 1)}
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        dy, x, rstd = f32(inputs[0], self, "dy"), f32(inputs[1], self, "x"), f32(inputs[3], self, "rstd")
+        dy, x, rstd = activation(inputs[0], self, "dy"), activation(inputs[1], self, "x"), f32(inputs[3], self, "rstd")
         w = weight(inputs[2], self, "w")
         fits = dy == x and rstd.shape == x.shape[:-1] and w.shape == x.shape[-1:]
         expect(fits, self, f"{dy}, {x}, {w} and {rstd} do not fit")
         expect(attrs["need_dx"] or attrs["need_dw"], self, "neither result is needed")
-        dx, dw = Type(x.shape), Type(w.shape)
+        dx, dw = x, Type(w.shape)
         accumulator(inputs[4], dx, self)
         accumulator(inputs[5], dw, self)
         return [dx if attrs["need_dx"] else None, dw if attrs["need_dw"] else None]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from surogate.graph import Graph, Node, Type, Value
-from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, array, expect, f32, typed
+from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, activation, array, expect, f32, typed
 
 
 class RopeTable(Op):
@@ -54,7 +54,7 @@ class Rope(Op):
     may_reuse = {0: (0,)}
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        x, cos, sin = (f32(inputs[i], self, n) for i, n in enumerate(("x", "cos", "sin")))
+        x, cos, sin = activation(inputs[0], self, "x"), f32(inputs[1], self, "cos"), f32(inputs[2], self, "sin")
         fits = len(x.shape) == 3 and x.shape[2] % 2 == 0 and cos.shape == (x.shape[0], x.shape[2] // 2)
         expect(fits and cos == sin, self, f"{x}, {cos} and {sin} do not fit")
         return [x]

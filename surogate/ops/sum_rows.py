@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from surogate.graph import Type
-from surogate.ops.base import Arrays, Attrs, Op, Sample, Types, accumulator, array, expect, f32
+from surogate.ops.base import Arrays, Attrs, Op, Sample, Types, accumulator, activation, array, expect
 
 
 class SumRows(Op):
@@ -18,7 +18,7 @@ class SumRows(Op):
     accumulates = frozenset({0})
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        dy = f32(inputs[0], self, "dy")
+        dy = activation(inputs[0], self, "dy")
         expect(len(dy.shape) >= 1, self, "dy is a scalar")
         out = Type(dy.shape[-1:])
         accumulator(inputs[1], out, self)

@@ -8,7 +8,7 @@ import numpy as np
 
 from surogate.graph import Graph, Node, Type, Value
 from surogate.ops.activations import sigmoid
-from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, array, expect, f32, typed
+from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, activation, array, expect, typed
 
 _SHAPES = [(5, 7), (3, 2, 33), (9, 1030)]
 
@@ -21,7 +21,7 @@ class SwiGLU(Op):
     may_reuse = {0: (0, 1)}
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        gate, up = f32(inputs[0], self, "g"), f32(inputs[1], self, "u")
+        gate, up = activation(inputs[0], self, "g"), activation(inputs[1], self, "u")
         expect(gate == up, self, f"{gate} and {up} do not fit")
         return [gate]
 
@@ -51,7 +51,7 @@ class SwiGLUBackward(Op):
     may_reuse = {0: (0, 1, 2), 1: (0, 1, 2)}
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:
-        dy, gate, up = (f32(inputs[i], self, n) for i, n in enumerate(("dy", "g", "u")))
+        dy, gate, up = (activation(inputs[i], self, n) for i, n in enumerate(("dy", "g", "u")))
         expect(dy == gate == up, self, f"{dy}, {gate} and {up} do not fit")
         return [gate, up]
 

@@ -37,7 +37,7 @@ class Split(_View):
         pieces: list[Value] = []
         for piece, out in zip(d, node.outputs, strict=True):
             assert out is not None
-            pieces.append(g.one("fill", [], value=0.0, shape=out.shape, dtype="f32") if piece is None else piece)
+            pieces.append(g.one("fill", [], value=0.0, shape=out.shape, dtype=out.dtype) if piece is None else piece)
         return [g.one("concat", pieces)]
 
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:

@@ -40,6 +40,7 @@ def live_bytes(buffers: Sequence[Lifetime]) -> np.ndarray:
 
 
 def aligned(n: int, to: int = ALIGN) -> int:
+    """``n`` rounded up to a multiple of ``to``."""
     return -(-n // to) * to
 
 

@@ -43,6 +43,8 @@ class AttentionOptions:
 
 
 class Attention(Module):
+    """Grouped-query attention with rotary positions; q_proj, k_proj, v_proj, o_proj."""
+
     def __init__(self, c: ModelConfig, options: AttentionOptions) -> None:
         self.heads, self.kv_heads, self.head_dim = c.heads, c.kv_heads, c.head_dim
         self.window = options.window
@@ -67,6 +69,8 @@ class Attention(Module):
 
 
 class MLP(Module):
+    """SwiGLU: down_proj(silu(gate_proj(x)) * up_proj(x))."""
+
     def __init__(self, c: ModelConfig, bias: bool) -> None:
         self.gate_proj = Linear(c.hidden, c.intermediate, bias)
         self.up_proj = Linear(c.hidden, c.intermediate, bias)
@@ -77,6 +81,8 @@ class MLP(Module):
 
 
 class DecoderLayer(Module):
+    """Pre-norm block: attention, then MLP, each added to the residual stream [T, hidden]."""
+
     def __init__(self, c: ModelConfig, options: AttentionOptions, mlp_bias: bool = False) -> None:
         self.self_attn = Attention(c, options)
         self.mlp = MLP(c, mlp_bias)
@@ -89,6 +95,8 @@ class DecoderLayer(Module):
 
 
 class Decoder(Module):
+    """Embedding, blocks and last norm: ids [T] to hidden states [T, hidden]."""
+
     def __init__(self, c: ModelConfig, blocks: list[Module]) -> None:
         self.embed_tokens = Embedding(c.vocabulary, c.hidden)
         self.layers = Layers(blocks)
@@ -119,6 +127,7 @@ class DecoderLM(CausalLM):
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
+    """Llama of a Hugging Face config."""
     c = ModelConfig.read(config)
     refuse(config, "hidden_act", "silu")
     biased = bool(config.get("attention_bias", False))

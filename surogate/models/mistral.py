@@ -20,6 +20,7 @@ TINY: dict[str, Any] = {
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
+    """Mistral of a Hugging Face config."""
     c = ModelConfig.read(config)
     refuse(config, "hidden_act", "silu")
     block = DecoderLayer(c, AttentionOptions(window=int(config.get("sliding_window") or 0)))

@@ -21,6 +21,7 @@ TINY: dict[str, Any] = {
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
+    """Qwen2 of a Hugging Face config."""
     c = ModelConfig.read(config)
     refuse(config, "hidden_act", "silu")
     blocks = {w: DecoderLayer(c, AttentionOptions(qkv_bias=True, window=w)) for w in layer_windows(config, c.layers)}

@@ -20,6 +20,7 @@ TINY: dict[str, Any] = {
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
+    """Qwen3 of a Hugging Face config."""
     c = ModelConfig.read(config)
     refuse(config, "hidden_act", "silu")
     biased = bool(config.get("attention_bias", False))

@@ -4,4 +4,5 @@ from surogate.recipes import Recipe
 
 
 def recipe(master: bool) -> Recipe:
+    """The recipe; ``master``: keep float32 copies of bf16 weights."""
     return Recipe("fp32", frozen="checkpoint", trained="f32", master=False)

@@ -58,6 +58,7 @@ def open_model(config: TrainConfig, *, with_weights: bool) -> ModelFiles:
 
 
 def threads_of(config: TrainConfig) -> int:
+    """Threads of the CPU engine: as configured, or one a physical core."""
     return config.cpu_threads or physical_cores()
 
 
@@ -68,6 +69,7 @@ def check_device(config: TrainConfig) -> None:
 
 
 def lora_options(config: TrainConfig) -> LoraOptions | None:
+    """Adapter options of a configuration; None in full training."""
     if not config.lora:
         return None
     targets = config.lora_target_modules

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from surogate.adapters import lora as lora_pass
 from surogate.adapters.lora import LoraOptions, LoraResult
 from surogate.compile.autodiff import accumulate, differentiate
 from surogate.compile.emit import Placed, emit, place_temporaries
 from surogate.compile.fuse import fuse_accumulate, fuse_forward
+from surogate.compile.groups import Group, Optimizer, gradient_slot
 from surogate.compile.layout import Layout
 from surogate.compile.memory import Memory
 from surogate.compile.pack import pack
@@ -18,8 +19,6 @@ from surogate.compile.recompute import Mode, recompute
 from surogate.dsl import Batch, CausalLM, Tensor, trace
 from surogate.graph import Graph, Type, Value
 from surogate.objectives.causal_lm import causal_lm
-from surogate.optim import Group, gradient_slot
-from surogate.optim.adamw import AdamW
 from surogate.recipes import Recipe
 
 Objective = Callable[[CausalLM, Batch], Tensor]
@@ -43,7 +42,7 @@ class CompileOptions:
     eval_batch: int = 0
     eval_documents: int = 0
     lora: LoraOptions | None = None
-    optimizer: AdamW = field(default_factory=AdamW)
+    optimizer: Optimizer | None = None  # needed to train
     recompute: Mode = "off"
     threads: int = 1
     train: bool = True
@@ -131,6 +130,8 @@ def compile_model(
     slots = {n: {s: _slot_of(s, n, memory) for s in g.sources} for n, g in graphs.items()}
     if options.train:
         o = options.optimizer
+        if o is None:
+            raise ValueError("training needs an optimizer")
         graphs["norm_step"], slots["norm_step"] = o.norm_graph(memory, groups)
         graphs["optimizer_step"], slots["optimizer_step"] = o.update_graph(memory, groups)
     placed = {n: place_temporaries(Layout(g, memory, slots[n]), options.threads) for n, g in graphs.items()}
@@ -213,7 +214,7 @@ def _reserve_weights(memory: Memory, graphs: dict[str, Graph], o: CompileOptions
         for name in group.slots:
             memory.add(name, params[name].type, "weights")
         memory.alias(f"weight:{group.name}", group.slots)
-    if o.train:
+    if o.train and o.optimizer is not None:
         for group in groups:
             for name in group.slots:
                 memory.add(gradient_slot(name), Type(params[name].shape), "gradients")

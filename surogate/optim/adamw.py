@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from surogate.compile.groups import Group, same_place
 from surogate.compile.memory import Memory
 from surogate.graph import Graph, Type, Value
-from surogate.optim import Group, same_place
 
 
 @dataclass(frozen=True)

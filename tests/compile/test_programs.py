@@ -13,6 +13,7 @@ from surogate.compile.compiler import Compiled, CompileOptions, compile_model
 from surogate.errors import UserError
 from surogate.graph import Graph, GraphError, Type
 from surogate.models import architectures, build
+from surogate.optim.adamw import AdamW
 from surogate.recipes import get_recipe
 from tests.models.test_parity import documents, reference, torch_loss
 from tests.reference_engine import ReferenceEngine
@@ -26,7 +27,9 @@ QWEN3_8B = {
 
 
 def compiled(config: dict, **changes: object) -> Compiled:
-    options = {"batch": 2, "sequence_len": 24, "max_documents": 6, "recipe": get_recipe("fp32")} | changes
+    options = {
+        "batch": 2, "sequence_len": 24, "max_documents": 6, "recipe": get_recipe("fp32"), "optimizer": AdamW(),
+    } | changes  # fmt: skip
     return compile_model(build(config), CompileOptions(**options))  # type: ignore[arg-type]
 
 

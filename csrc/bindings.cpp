@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "core/engine.h"
 #include "cpu/machine.h"
 
@@ -84,11 +86,10 @@ nb::dict describe(const StepResult& r) {
     return d;
 }
 
+using Bytes = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Int64Array = nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu>;
 
-std::vector<int64_t> to_vector(const Int64Array& array) {
-    return {array.data(), array.data() + array.size()};
-}
+std::vector<int64_t> to_vector(const Int64Array& array) { return {array.data(), array.data() + array.size()}; }
 
 nb::object to_numpy(const std::vector<int32_t>& values) {
     auto* copy = new std::vector<int32_t>(values);
@@ -139,7 +140,8 @@ NB_MODULE(_native, m) {
         });
 
     nb::class_<Engine>(m, "Engine")
-        .def(nb::init<const std::string&, int>(), nb::arg("backend"), nb::arg("threads"))
+        .def(nb::init<const std::string&, int, int, const std::string&, const std::string&>(), nb::arg("backend"),
+             nb::arg("threads") = 1, nb::arg("device") = 0, nb::arg("plugin") = "", nb::arg("config") = "")
         .def("kernels", &Engine::kernels, "Names of the ops that this backend has.")
         .def(
             "allocate", [](Engine& self, const std::string& space, int64_t n) { self.allocate(parse_space(space), n); },
@@ -160,6 +162,25 @@ NB_MODULE(_native, m) {
                 return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {static_cast<size_t>(nbytes)}, self);
             },
             nb::arg("space"), nb::arg("offset"), nb::arg("nbytes"), nb::rv_policy::reference)
+        .def(
+            "write",
+            [](Engine& self, const std::string& space, int64_t offset, const Bytes& data) {
+                nb::gil_scoped_release release;
+                self.write(parse_space(space), offset, data.data(), static_cast<int64_t>(data.nbytes()));
+            },
+            nb::arg("space"), nb::arg("offset"), nb::arg("data"), "Copy a contiguous array's bytes into an arena.")
+        .def(
+            "read",
+            [](Engine& self, const std::string& space, int64_t offset, int64_t nbytes) {
+                auto* copy = new uint8_t[static_cast<size_t>(std::max<int64_t>(nbytes, 0))];
+                nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
+                {
+                    nb::gil_scoped_release release;
+                    self.read(parse_space(space), offset, copy, nbytes);
+                }
+                return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(copy, {static_cast<size_t>(nbytes)}, owner);
+            },
+            nb::arg("space"), nb::arg("offset"), nb::arg("nbytes"), "A copy of an arena's bytes.")
         .def(
             "load",
             [](Engine& self, const std::string& name, const nb::list& instructions, const nb::dict& symbols,
@@ -192,9 +213,8 @@ NB_MODULE(_native, m) {
             },
             nb::arg("feeder"), nb::arg("batches"))
         .def(
-            "inject_delays",
-            [](Engine& self, uint64_t seed, int most) { self.backend().inject_delays(seed, most); }, nb::arg("seed"),
-            nb::arg("max_microseconds"))
+            "inject_delays", [](Engine& self, uint64_t seed, int most) { self.backend().inject_delays(seed, most); },
+            nb::arg("seed"), nb::arg("max_microseconds"))
         .def(
             "profile", [](Engine& self, bool on) { self.backend().profile(on); }, nb::arg("on"))
         .def("profile_report", [](Engine& self) {

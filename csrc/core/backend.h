@@ -1,13 +1,15 @@
 // Backend: a device. It owns memory, and runs programs whose tensors are resolved.
 //
 // Guarantees that every backend gives: instructions of one stream run in program order; an instruction starts only
-// after the events it waits for were signalled in this run; `run` returns when all streams are idle, so the host may
-// read any tensor. A backend may prepare a program once (a CUDA graph) and replay it.
+// after the events it waits for were signalled in this run; runs, writes and reads take effect in the order of the
+// calls. `run` may return before its work is done; `read` and `wait` do not. A backend may prepare a program once (a
+// CUDA graph) and replay it.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -28,13 +30,24 @@ class Backend {
     virtual ~Backend() = default;
 
     virtual const char* name() const = 0;
-    // Zero-filled memory, aligned to 64 bytes; throws std::bad_alloc.
+    virtual Kernel find(std::string_view op) const = 0;  // null: there is none
+    virtual std::vector<std::string> kernels() const = 0;
+
+    // Zero-filled memory, aligned to 64 bytes; throws std::bad_alloc, or std::runtime_error that says how much is free.
     virtual void* allocate(Space space, int64_t bytes) = 0;
     virtual void release(Space space, void* memory, int64_t bytes) = 0;
+    // Whether the host may use pointers into this space itself.
+    virtual bool host_visible(Space space) const = 0;
+    // Between host memory and an arena. The source of `write` may change as soon as it returns.
+    virtual void write(Space space, void* target, const void* source, int64_t bytes) = 0;
+    virtual void read(Space space, void* target, const void* source, int64_t bytes) = 0;
+
     // Called once after load; `program` keeps its address.
     virtual void prepare(Program& program) = 0;
     // Throws std::runtime_error that names program, instruction and op.
     virtual void run(Program& program) = 0;
+    // Until every stream is idle; throws what went wrong since the last call.
+    virtual void wait() = 0;
 
     // Delay instructions on all streams but compute, pseudo-randomly, up to this many microseconds; 0: none. A missing
     // dependency then gives a wrong result in a test instead of one in a thousand runs.
@@ -44,5 +57,9 @@ class Backend {
 };
 
 std::unique_ptr<Backend> make_cpu_backend(int threads);
+
+// The backend in a plugin library, opened by path. `config`: lines of "key=value" that the plugin reads (see its
+// header). Throws std::runtime_error that says why it cannot be had.
+std::unique_ptr<Backend> open_plugin_backend(const std::string& path, int device, const std::string& config);
 
 }  // namespace surogate

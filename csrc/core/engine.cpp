@@ -2,15 +2,12 @@
 
 #include <chrono>
 #include <cmath>
-#include <cstring>
 
 namespace surogate {
 
 namespace {
 
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 uint64_t splitmix64(uint64_t x) {
     x += 0x9e3779b97f4a7c15ULL;
@@ -28,8 +25,13 @@ int64_t micro_seed(int64_t seed, int64_t step, int64_t micro) {
     return static_cast<int64_t>(mixed >> 1);
 }
 
-Engine::Engine(const std::string& backend, int threads) {
-    if (backend != "cpu") throw std::invalid_argument("this build has no backend '" + backend + "'");
+Engine::Engine(const std::string& backend, int threads, int device, const std::string& plugin,
+               const std::string& config) {
+    if (backend == "cuda") {
+        backend_ = open_plugin_backend(plugin, device, config);
+        return;
+    }
+    if (backend != "cpu") throw std::invalid_argument("there is no backend '" + backend + "'");
     if (threads < 1) throw std::invalid_argument("threads must be at least 1");
     backend_ = make_cpu_backend(threads);
 }
@@ -49,11 +51,26 @@ void Engine::allocate(Space space, int64_t bytes) {
 }
 
 void* Engine::memory(Space space, int64_t offset, int64_t bytes) const {
+    if (!backend_->host_visible(space)) {
+        throw std::invalid_argument(std::string("the host cannot see ") + name_of(space) + " memory of the " +
+                                    backend_->name() + " backend: use read and write");
+    }
+    return place(space, offset, bytes);
+}
+
+void Engine::write(Space space, int64_t offset, const void* source, int64_t bytes) {
+    backend_->write(space, place(space, offset, bytes), source, bytes);
+}
+
+void Engine::read(Space space, int64_t offset, void* target, int64_t bytes) {
+    backend_->read(space, target, place(space, offset, bytes), bytes);
+}
+
+void* Engine::place(Space space, int64_t offset, int64_t bytes) const {
     const Arena& arena = arenas_[static_cast<int>(space)];
     if (offset < 0 || bytes < 0 || offset > arena.bytes - bytes) {
         throw std::invalid_argument("bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) +
-                                    " are outside the " + name_of(space) + " arena of " +
-                                    std::to_string(arena.bytes));
+                                    " are outside the " + name_of(space) + " arena of " + std::to_string(arena.bytes));
     }
     return static_cast<char*>(arena.base) + offset;
 }
@@ -62,7 +79,7 @@ Tensor Engine::resolve(const TensorRef& ref, const std::string& what) const {
     if (!ref.present) return {};
     Tensor tensor = ref.form;
     try {
-        tensor.data = memory(ref.space, ref.offset, ref.end() - ref.offset);
+        tensor.data = place(ref.space, ref.offset, ref.end() - ref.offset);
     } catch (const std::invalid_argument& error) {
         throw std::invalid_argument(what + ": " + error.what());
     }
@@ -80,7 +97,7 @@ void Engine::load(Program loaded) {
     for (size_t i = 0; i < p.instructions.size(); ++i) {
         Instruction& instruction = p.instructions[i];
         std::string what = p.name + ", instruction " + std::to_string(i) + " (" + instruction.op + ")";
-        instruction.kernel = find_kernel(backend_->name(), instruction.op);
+        instruction.kernel = backend_->find(instruction.op);
         if (instruction.kernel == nullptr) {
             throw std::invalid_argument(what + ": the " + backend_->name() + " backend has no such kernel");
         }
@@ -114,7 +131,10 @@ Program& Engine::program(std::string_view name) {
     return *found->second;
 }
 
-void Engine::run(std::string_view name) { backend_->run(program(name)); }
+void Engine::run(std::string_view name) {
+    backend_->run(program(name));
+    backend_->wait();
+}
 
 void Engine::feed(Program& p, const Batch& batch) {
     auto copy = [&](std::string_view symbol, const std::vector<int32_t>& values) {
@@ -126,7 +146,8 @@ void Engine::feed(Program& p, const Batch& batch) {
                                         std::to_string(values.size()) + " values, the program " +
                                         std::to_string(target.numel()));
         }
-        std::memcpy(target.data, values.data(), values.size() * sizeof(int32_t));
+        backend_->write(p.symbols.find(symbol)->second.space, target.data, values.data(),
+                        static_cast<int64_t>(values.size() * sizeof(int32_t)));
     };
     copy("ids", batch.ids);
     copy("targets", batch.targets);
@@ -137,19 +158,36 @@ void Engine::feed(Program& p, const Batch& batch) {
 void Engine::set(Program& p, std::string_view symbol, double value) {
     auto found = p.resolved.find(symbol);
     if (found == p.resolved.end()) return;
+    auto put = [&](auto typed) {
+        backend_->write(p.symbols.find(symbol)->second.space, found->second.data, &typed, sizeof typed);
+    };
     switch (found->second.dtype) {
-        case DType::f32: *found->second.as<float>() = static_cast<float>(value); break;
-        case DType::f64: *found->second.as<double>() = value; break;
-        case DType::i64: *found->second.as<int64_t>() = static_cast<int64_t>(value); break;
-        default: throw std::invalid_argument("symbol " + std::string(symbol) + " is no scalar");
+        case DType::f32:
+            put(static_cast<float>(value));
+            break;
+        case DType::f64:
+            put(value);
+            break;
+        default:
+            throw std::invalid_argument("symbol " + std::string(symbol) + " is no floating-point scalar");
     }
+}
+
+// Not through set(): a double would lose the seed's low bits.
+void Engine::set_seed(Program& p, int64_t seed) {
+    auto found = p.resolved.find("seed");
+    if (found == p.resolved.end()) return;
+    backend_->write(p.symbols.find("seed")->second.space, found->second.data, &seed, sizeof seed);
 }
 
 double Engine::get(Program& p, std::string_view symbol) {
     auto found = p.resolved.find(symbol);
     if (found == p.resolved.end()) throw std::invalid_argument(p.name + " has no symbol " + std::string(symbol));
-    return found->second.dtype == DType::f64 ? *found->second.as<double>()
-                                             : static_cast<double>(*found->second.as<float>());
+    auto take = [&](auto typed) {
+        backend_->read(p.symbols.find(symbol)->second.space, &typed, found->second.data, sizeof typed);
+        return static_cast<double>(typed);
+    };
+    return found->second.dtype == DType::f64 ? take(0.0) : take(0.0F);
 }
 
 StepResult Engine::train_step(Feeder& feeder, int accumulation, const std::map<std::string, double>& scalars,
@@ -174,19 +212,17 @@ StepResult Engine::train_step(Feeder& feeder, int accumulation, const std::map<s
     set(micro, "loss", 0.0);
     set(micro, "loss_scale", result.targets > 0 ? 1.0 / static_cast<double>(result.targets) : 0.0);
     for (int m = 0; m < accumulation; ++m) {
-        auto found = micro.resolved.find("seed");
-        // Not through set(): a double would lose the seed's low bits.
-        if (found != micro.resolved.end()) *found->second.as<int64_t>() = micro_seed(seed, step, m);
+        set_seed(micro, micro_seed(seed, step, m));
         feed(micro, batches[static_cast<size_t>(m)]);
         backend_->run(micro);
     }
-    result.loss_sum = get(micro, "loss");
     backend_->run(norm);
+    result.loss_sum = get(micro, "loss");
     result.grad_norm = get(norm, "grad_norm");
     if (std::isfinite(result.loss_sum) && std::isfinite(result.grad_norm)) {
-        auto found = update.resolved.find("seed");
-        if (found != update.resolved.end()) *found->second.as<int64_t>() = micro_seed(seed, step, accumulation);
+        set_seed(update, micro_seed(seed, step, accumulation));
         backend_->run(update);
+        backend_->wait();
         result.applied = true;
     }
     result.seconds = now() - begin;

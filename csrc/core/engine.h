@@ -24,22 +24,29 @@ struct StepResult {
 
 class Engine {
    public:
-    Engine(const std::string& backend, int threads);
+    // "cpu" with a number of threads, or "cuda": a device's ordinal, the path of the plugin library, and its
+    // configuration (see open_plugin_backend).
+    Engine(const std::string& backend, int threads, int device = 0, const std::string& plugin = "",
+           const std::string& config = "");
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    std::vector<std::string> kernels() const { return kernel_names(backend_->name()); }
+    std::vector<std::string> kernels() const { return backend_->kernels(); }
     Backend& backend() { return *backend_; }
 
     // One arena a space, once.
     void allocate(Space space, int64_t bytes);
     int64_t allocated(Space space) const { return arenas_[static_cast<int>(space)].bytes; }
+    // Memory that the host may use; std::invalid_argument where it may not (see write and read).
     void* memory(Space space, int64_t offset, int64_t bytes) const;
+    void write(Space space, int64_t offset, const void* source, int64_t bytes);
+    void read(Space space, int64_t offset, void* target, int64_t bytes);
 
     // Resolves every tensor against the arenas and finds every kernel; throws std::invalid_argument naming what is
     // wrong.
     void load(Program program);
+    // Returns when the work is done.
     void run(std::string_view name);
 
     // Programs micro_step (accumulation times), norm_step and optimizer_step. `scalars` are written to the symbols of
@@ -55,11 +62,13 @@ class Engine {
         int64_t bytes = 0;
     };
 
+    void* place(Space space, int64_t offset, int64_t bytes) const;
     Tensor resolve(const TensorRef& ref, const std::string& what) const;
     Program& program(std::string_view name);
     void feed(Program& program, const Batch& batch);
-    // Writes a one-element symbol if the program has it.
+    // Write a one-element symbol if the program has it.
     void set(Program& program, std::string_view symbol, double value);
+    void set_seed(Program& program, int64_t seed);
     double get(Program& program, std::string_view symbol);
 
     std::unique_ptr<Backend> backend_;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <map>
@@ -106,6 +107,8 @@ class CpuBackend final : public Backend {
     explicit CpuBackend(int threads) : threads_(threads) {}
 
     const char* name() const override { return "cpu"; }
+    Kernel find(std::string_view op) const override { return find_kernel("cpu", op); }
+    std::vector<std::string> kernels() const override { return kernel_names("cpu"); }
 
     void* allocate(Space, int64_t bytes) override {
         // Pages that are never touched cost nothing, and arrive as zeros.
@@ -116,6 +119,15 @@ class CpuBackend final : public Backend {
         return memory;
     }
     void release(Space, void* memory, int64_t bytes) override { munmap(memory, static_cast<size_t>(bytes)); }
+
+    bool host_visible(Space) const override { return true; }
+    void write(Space, void* target, const void* source, int64_t bytes) override {
+        std::memcpy(target, source, static_cast<size_t>(bytes));
+    }
+    void read(Space, void* target, const void* source, int64_t bytes) override {
+        std::memcpy(target, source, static_cast<size_t>(bytes));
+    }
+    void wait() override {}  // run waits itself
 
     void prepare(Program& program) override {
         auto& plan = plans_[&program];
@@ -158,8 +170,8 @@ class CpuBackend final : public Backend {
         for (const auto& [program, plan] : plans_) {
             for (size_t i = 0; i < plan.calls.size(); ++i) {
                 if (plan.calls[i] == 0) continue;
-                report.push_back({program->name, static_cast<int>(i), program->instructions[i].op, plan.calls[i],
-                                  plan.seconds[i]});
+                report.push_back(
+                    {program->name, static_cast<int>(i), program->instructions[i].op, plan.calls[i], plan.seconds[i]});
             }
         }
         return report;
@@ -185,12 +197,12 @@ class CpuBackend final : public Backend {
             try {
                 // Kernels beside the compute stream copy memory: one thread each, so that compute keeps its cores.
                 int threads = stream == 0 ? threads_ : 1;
-                instruction.kernel({instruction.in, instruction.out, instruction.workspace, instruction.attrs, threads,
-                                    nullptr});
+                instruction.kernel(
+                    {instruction.in, instruction.out, instruction.workspace, instruction.attrs, threads, nullptr});
             } catch (const std::exception& error) {
-                state.fail(std::make_exception_ptr(std::runtime_error(program.name + ", instruction " +
-                                                                      std::to_string(index) + " (" + instruction.op +
-                                                                      "): " + error.what())));
+                state.fail(
+                    std::make_exception_ptr(std::runtime_error(program.name + ", instruction " + std::to_string(index) +
+                                                               " (" + instruction.op + "): " + error.what())));
                 return;
             }
             if (profiling_) {

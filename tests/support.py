@@ -61,9 +61,7 @@ def make_runtime(
 
 def symbol(runtime: Runtime, program: str, name: str) -> np.ndarray:
     """A symbol of a program, writable."""
-    kinds = {"i32": np.int32, "f32": np.float32, "f64": np.float64, "i64": np.int64}
-    ref = runtime.compiled.programs[program].symbols[name]
-    return runtime.raw(ref).view(kinds[ref.dtype]).reshape(ref.shape)
+    return runtime.read(runtime.compiled.programs[program].symbols[name])
 
 
 def micro_step(runtime: Runtime, arrays: dict[str, np.ndarray], loss_scale: float, seed: int = 0) -> float:

@@ -7,6 +7,7 @@ for a handful of short answers; a serving engine is the tool for more.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from surogate.compile.compiler import CompileOptions, compile_model
 from surogate.data.tokenizer import Tokenizer
 from surogate.export.peft import Adapter, read_adapter
 from surogate.io.config_json import read_model_config
+from surogate.io.dtypes import TargetDType
 from surogate.io.hub import resolve_model
 from surogate.io.weights import WeightSource, open_weights
 from surogate.models import build
@@ -92,9 +94,10 @@ def _runtime(
         if ".lora_" in name:
             assert adapter is not None
             path, matrix = name.rsplit(".lora_", 1)
-            runtime.array(name)[...] = adapter.tensors[path][0 if matrix.startswith("A") else 1]
+            runtime.write(weight.ref, adapter.tensors[path][0 if matrix.startswith("A") else 1])
         else:
-            weights.read_into(name, runtime.raw(weight.ref), "bf16" if weight.ref.dtype == "bf16" else "f32")
+            stored: TargetDType = "bf16" if weight.ref.dtype == "bf16" else "f32"
+            runtime.fill(weight.ref, partial(weights.read_into, name, dtype=stored))
     return runtime
 
 
@@ -112,7 +115,7 @@ def _next(runtime: Runtime, texts: Sequence[list[int]], size: int, pad: int) -> 
     }
     symbols = runtime.compiled.programs["eval_step"].symbols
     for name, value in values.items():
-        runtime.raw(symbols[name]).view(np.int32)[:] = value
+        runtime.write(symbols[name], value)
     runtime.engine.run("eval_step")
-    logits = runtime.raw(symbols["result"]).view(np.float32).reshape(count, -1)
+    logits = runtime.read(symbols["result"])
     return [int(i) for i in logits.argmax(-1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from surogate.compile.compiler import Compiled
 from surogate.compile.emit import check_kernels
 from surogate.compile.program import TensorRef
 from surogate.graph import DTYPE_BYTES
+from surogate.io.dtypes import bf16_to_f32
 
 _NUMPY = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "u8": np.uint8, "bf16": np.uint16}
 
@@ -35,27 +37,38 @@ class Runtime:
             symbols = {n: r.tuple() for n, r in program.symbols.items()}
             self.engine.load(name, [i.tuple() for i in program.instructions], symbols, program.events)
         for name, data in compiled.constants.items():
-            self.raw(compiled.memory.ref(name))[:] = np.frombuffer(data, np.uint8)
+            self.write(compiled.memory.ref(name), np.frombuffer(data, np.float32))
 
-    def raw(self, ref: TensorRef) -> np.ndarray:
-        """The bytes of a dense tensor, writable, without a copy."""
+    def read(self, ref: TensorRef) -> np.ndarray:
+        """A dense tensor as an array: on the CPU the memory itself, writable; from a GPU a copy. bf16 appears as its
+        bits, uint16."""
         n = DTYPE_BYTES[ref.dtype]
         for d in ref.shape:
             n *= d
         view: np.ndarray = self.engine.memory(ref.space, ref.offset, n)
-        return view
+        return view.view(_NUMPY[ref.dtype]).reshape(ref.shape)
+
+    def fill(self, ref: TensorRef, put: Callable[[np.ndarray], None]) -> None:
+        """Let ``put`` write a dense tensor through an array as :meth:`read` gives it."""
+        put(self.read(ref))
+
+    def write(self, ref: TensorRef, values: np.ndarray) -> None:
+        """Copy values of the tensor's own dtype (bf16: bits) to it."""
+        self.fill(ref, lambda target: np.copyto(target.reshape(-1), values.reshape(-1), casting="no"))
 
     def array(self, name: str) -> np.ndarray:
-        """A slot, or a part of one, by name: writable, without a copy. bf16 appears as its bits, uint16."""
-        ref = self.compiled.memory.ref(name)
-        return self.raw(ref).view(_NUMPY[ref.dtype]).reshape(ref.shape)
+        """A slot, or a part of one, by name; see :meth:`read`."""
+        return self.read(self.compiled.memory.ref(name))
 
     def values(self, name: str) -> np.ndarray:
         """A float32 copy of a weight, gradient or state by name."""
         data = self.array(name)
-        if data.dtype == np.uint16:
-            return (data.astype(np.uint32) << 16).view(np.float32)
-        return data.astype(np.float32)
+        return bf16_to_f32(data) if data.dtype == np.uint16 else data.astype(np.float32)
+
+    def trained(self, name: str) -> np.ndarray:
+        """A weight at its best precision: its f32 master copy where there is one. As :meth:`read` gives it."""
+        master, memory = f"master.{name}", self.compiled.memory
+        return self.array(master if master in memory.slots or master in memory.parts else name)
 
     def train_step(
         self, feeder: Any, accumulation: int, scalars: dict[str, float], seed: int, step: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from surogate.train.runtime import Runtime, physical_cores
 if TYPE_CHECKING:
     from surogate.data import Prepared
     from surogate.data.tokenizer import Tokenizer
+    from surogate.io.dtypes import TargetDType
     from surogate.io.weights import WeightSource
 
 # Buffers that some checkpoints carry and every loader computes anew.
@@ -121,13 +123,14 @@ def load_weights(runtime: Runtime, files: ModelFiles, seed: int) -> None:
         _compare(source, {n: w.ref.shape for n, w in expected.items()}, files)
     for name, weight in compiled.weights.items():
         if source is not None and name in expected:
-            source.read_into(name, runtime.raw(weight.ref), "bf16" if weight.ref.dtype == "bf16" else "f32")
+            stored: TargetDType = "bf16" if weight.ref.dtype == "bf16" else "f32"
+            runtime.fill(weight.ref, partial(source.read_into, name, dtype=stored))
         else:
-            initialise(runtime.array(name), weight.initial, name=name, seed=seed, std=std)
+            runtime.fill(weight.ref, partial(initialise, how=weight.initial, name=name, seed=seed, std=std))
     for group in compiled.groups:
         for slot in group.slots:
             if f"master.{slot}" in compiled.memory.slots:
-                runtime.array(f"master.{slot}")[:] = runtime.values(slot)
+                runtime.write(compiled.memory.ref(f"master.{slot}"), runtime.values(slot))
 
 
 def _compare(source: WeightSource, expected: Mapping[str, tuple[int, ...]], files: ModelFiles) -> None:

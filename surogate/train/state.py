@@ -54,7 +54,7 @@ class Exporter:
         compiled, config = self.runtime.compiled, self.config
         assert compiled.adapters is not None
         tensors = {
-            m: (self.runtime.array(f"{m}.lora_A.weight"), self.runtime.array(f"{m}.lora_B.weight"))
+            m: (self.runtime.trained(f"{m}.lora_A.weight"), self.runtime.trained(f"{m}.lora_B.weight"))
             for m in compiled.adapters.modules
         }
         write_adapter(
@@ -77,17 +77,14 @@ class Exporter:
 
     def _reader(self, name: str) -> Callable[[], np.ndarray]:
         """Hands out the weight in the dtype of the file, from its master copy where there is one."""
-        from surogate.io.dtypes import f32_to_bf16
-
-        memory = self.runtime.compiled.memory
-        master = f"master.{name}"
-        slot = master if master in memory.slots or master in memory.parts else name
+        from surogate.io.dtypes import bf16_to_f32, f32_to_bf16
 
         def read() -> np.ndarray:
-            held = self.runtime.array(slot)
+            held = self.runtime.trained(name)
             if self.dtype == "bf16":
                 return held if held.dtype == np.uint16 else f32_to_bf16(held)
-            return self.runtime.values(slot).astype(np.float16 if self.dtype == "f16" else np.float32)
+            exact = bf16_to_f32(held) if held.dtype == np.uint16 else held
+            return exact.astype(np.float16) if self.dtype == "f16" else exact
 
         return read
 
@@ -126,4 +123,5 @@ def restore(runtime: Runtime, arrays: Mapping[str, np.ndarray], where: str) -> N
                 expected=f"{target.dtype}{list(target.shape)}",
                 fix="resume with the configuration that wrote the checkpoint, or start anew in another output_dir",
             )
-        target[...] = found
+        slot = name.removeprefix("weight.")
+        runtime.write(runtime.compiled.memory.ref(slot), found)

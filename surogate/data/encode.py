@@ -15,13 +15,16 @@ import numpy as np
 from surogate.data.formats import BadRow, Chat, Completion, Example, Fields, Format, Text, Tokens
 from surogate.data.options import DataOptions
 from surogate.data.sources import Chunk, Segment
-from surogate.data.stretch import CONTEXT, LONG_TEXT, stretches
+from surogate.data.stretch import CONTEXT, LONG_TEXT, STRETCH, stretches
 from surogate.data.template import Span, TemplateRefusal
 from surogate.data.tokenizer import Tokenizer
 from surogate.data.turns import TurnFinder, TurnsNotFound
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
+
+_GROUP = 16
+"""Stretches that are encoded in one call."""
 
 TOO_LONG = "longer than sequence_len"
 NO_TARGETS = "nothing to train on"
@@ -114,10 +117,10 @@ class RowEncoder:
                     raise BadRow("a row is no object", repr(value)[:60])
                 example = form.convert(value, fields)
                 if isinstance(example, Tokens):
-                    ids = np.array(example.ids, np.int64)
-                    if ids.max() > np.iinfo(np.int32).max:
-                        raise BadRow("'input_ids' has an id beyond 2^31", str(ids.max()))
-                    self._keep(kept, result, row, ids.astype(np.int32), np.array(example.targets, np.uint8))
+                    if max(example.ids) > np.iinfo(np.int32).max:
+                        raise BadRow("'input_ids' has an id beyond 2^31", str(max(example.ids)))
+                    ids, mask = np.array(example.ids, np.int32), np.array(example.targets, np.uint8)
+                    self._keep(kept, result, row, ids, mask)
                 else:
                     pending.append(self._text(row, example))
             except BadRow as bad:
@@ -163,6 +166,7 @@ class RowEncoder:
     def _chat(self, row: int, chat: Chat) -> _Pending:
         variables = {**self.options.chat_template_kwargs, **chat.variables}
         shown = [{key: value for key, value in m.items() if key != "train"} for m in chat.messages]
+        self._remark(chat)
         roles = ", ".join(str(message["role"]) for message in chat.messages[:12])
         roles += ", …" if len(chat.messages) > 12 else ""
         try:
@@ -182,6 +186,18 @@ class RowEncoder:
         else:
             why = "no turn of the assistant"
         return _Pending(row, rendering.text, spans, why_empty=f"{why}; roles: {roles}")
+
+    def _remark(self, chat: Chat) -> None:
+        """Say so when a row has something that the template never shows."""
+        source = self.tokenizer.template_for(chat.tools).source
+        held = {"tools": chat.tools is not None}
+        for key in ("tool_calls", "reasoning_content"):
+            held[key] = any(key in message for message in chat.messages)
+        for key, there in held.items():
+            if there and key not in source and not (key == "reasoning_content" and "thinking" in source):
+                self.finder.notes.add(
+                    f"rows have {key}, which the chat template does not show: they are not trained on"
+                )
 
     # Texts to tokens
 
@@ -212,34 +228,39 @@ class RowEncoder:
         return ids, mask
 
     def _long(self, item: _Pending) -> tuple[np.ndarray, np.ndarray]:
-        """Encode a text of any length in stretches."""
-        all_ids, all_masks = [], []
-        for first, last in stretches(item.text):
-            before, after = max(0, first - CONTEXT), min(len(item.text), last + CONTEXT)
-            ids, starts, ends = self._stretch(item.text[before:after], first - before, last - before)
-            mask = np.ones(len(ids), bool)
-            if item.spans is not None:
-                mask[:] = False
-                for start, end in item.spans:
-                    mask |= overlapping(starts + before, ends + before, start, end)
-            all_ids.append(ids)
-            all_masks.append(mask.astype(np.uint8))
-        ids, mask = np.concatenate(all_ids), np.concatenate(all_masks)
-        ids, framed = self._framed(item, ids, mask)
-        return ids, framed if item.spans is not None else np.ones(len(ids), np.uint8)
+        """Encode a text of any length, stretch by stretch."""
+        ids, mask = self._stretches(item.text, 0, len(item.text), item.spans)
+        ids, mask = self._framed(item, ids, mask)
+        return ids, mask if item.spans is not None else np.ones(len(ids), np.uint8)
 
-    def _stretch(self, text: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return ids, first and end characters of the tokens of ``text`` that begin in ``[first, last)``."""
-        encoding = self.tokenizer.backend.encode(text, add_special_tokens=False)
-        ids = np.array(encoding.ids, np.int32)
-        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        own = (offsets[:, 0] >= first) & (offsets[:, 0] < last)
-        return ids[own], offsets[own, 0], offsets[own, 1]
+    def _stretches(
+        self, text: str, first: int, last: int, spans: Sequence[Span] | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and mask of the tokens of ``text`` that begin in ``[first, last)``.
+
+        Every stretch is encoded with some of the text around it, and gives the tokens that begin in it; so each token
+        is given once, and those at the cuts are what they would be in the whole text.
+        """
+        cuts = [(first + start, first + end) for start, end in stretches(text[first:last], STRETCH)]
+        all_ids, all_masks = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)]
+        for group in range(0, len(cuts), _GROUP):
+            own = cuts[group : group + _GROUP]
+            windows = [(max(0, start - CONTEXT), min(len(text), end + CONTEXT)) for start, end in own]
+            texts = [text[start:end] for start, end in windows]
+            encodings = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+            for (start, end), (base, _), part, encoding in zip(own, windows, texts, encodings, strict=True):
+                kept = slice(first_from(encoding, start - base, part), first_from(encoding, end - base, part))
+                all_ids.append(np.array(encoding.ids[kept], np.int32))
+                if spans is not None:
+                    inside = [(max(0, a - base), min(len(part), b - base)) for a, b in spans]
+                    all_masks.append(mask_of(encoding, inside, part)[kept])
+        ids = np.concatenate(all_ids)
+        return ids, np.ones(len(ids), np.uint8) if spans is None else np.concatenate(all_masks)
 
     def _segment(self, chunk: Segment) -> ChunkResult:
-        """Encode a stretch of a document that is read stretch by stretch."""
+        """Encode a part of a document that is read part by part."""
         text = chunk.before + chunk.text + chunk.after
-        ids, _, _ = self._stretch(text, len(chunk.before), len(chunk.before) + len(chunk.text))
+        ids, _ = self._stretches(text, len(chunk.before), len(chunk.before) + len(chunk.text), None)
         head = self.tokenizer.prefix_ids if chunk.opens else []
         tail = self._end() if chunk.last else []
         ids = np.concatenate([np.array(head, np.int32), ids, np.array(tail, np.int32)])
@@ -288,6 +309,17 @@ def overlapping(starts: np.ndarray, ends: np.ndarray, start: int, end: int) -> n
     """Which tokens stand for a character of ``[start, end)``; a token for no character belongs where it stands."""
     inside: np.ndarray = (starts < end) & ((ends > start) | ((starts == ends) & (starts >= start)))
     return inside
+
+
+def first_from(encoding: Encoding, place: int, text: str) -> int:
+    """Return the index of the first token that begins at character ``place`` of ``text`` or behind it."""
+    if place >= len(text):
+        return len(encoding.ids)
+    index = encoding.char_to_token(place)
+    edge = None if index is None else encoding.token_to_chars(index)
+    if index is None or edge is None:
+        return int(np.searchsorted(np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 0], place))
+    return index + int(edge[0] < place)
 
 
 def mask_of(encoding: Encoding, spans: Sequence[Span], text: str) -> np.ndarray:

@@ -13,6 +13,7 @@ from surogate.errors import UserError
 if TYPE_CHECKING:
     from surogate.data.encode import ChunkResult
 
+_CAUSES = 50  # told apart; messages of templates may differ from row to row
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -71,6 +72,8 @@ class DatasetReport:
         self.cut += result.cut
         for cause, drop in result.dropped.items():
             example = f"{files[result.file]}:{drop.row}"
+            if cause not in self.dropped and len(self.dropped) >= _CAUSES:
+                cause = "another cause"
             entry = self.dropped.setdefault(cause, DroppedRows(0, example, drop.detail, drop.invalid))
             entry.count += drop.count
         self.notes += sorted(result.notes - set(self.notes))
@@ -105,7 +108,7 @@ class DatasetReport:
 
     def losses(self) -> Iterator[str]:
         """Yield a line for each cause of loss, the commonest first."""
-        for cause, drop in sorted(self.dropped.items(), key=lambda item: -item[1].count):
+        for cause, drop in sorted(self.dropped.items(), key=lambda item: (item[0] == "another cause", -item[1].count)):
             detail = f" ({drop.detail})" if drop.detail else ""
             yield f"  left out {drop.count:,}: {cause}; for example {drop.example}{detail}"
 

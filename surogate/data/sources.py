@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from surogate.data.options import DatasetSpec
-from surogate.data.stretch import CONTEXT, STRETCH, cut_before
+from surogate.data.stretch import CONTEXT, SEGMENT, cut_before
 from surogate.errors import UserError
 
 CHUNK_BYTES = 1 << 20
@@ -263,9 +263,10 @@ class Source:
             if left is None:
                 yield chunk
             elif isinstance(chunk, Segment):
-                if left > 0:
-                    yield chunk
+                yield chunk
                 left -= chunk.last
+                if left == 0:
+                    return
             else:
                 rows = list(islice(chunk.rows(), left))
                 left -= len(rows)
@@ -458,8 +459,8 @@ def _text(index: int, path: Path, segments: bool) -> Iterator[Chunk]:
         except UnicodeDecodeError as error:
             decode(text.encode() + error.object, name, lines)
             raise
-        while len(text) > 2 * STRETCH or (not block and text):
-            end = cut_before(text, STRETCH // 2, STRETCH) if len(text) > 2 * STRETCH else len(text)
+        while len(text) > 2 * SEGMENT or (not block and text):
+            end = cut_before(text, SEGMENT // 2, SEGMENT) if len(text) > 2 * SEGMENT else len(text)
             own, text = text[:end], text[end:]
             last = not block and not text
             yield Segment(index, name, 1, len(own), before, own, text[:CONTEXT], opens, last)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-LONG_TEXT = 1 << 20
+LONG_TEXT = 1 << 17
 """Characters from which a text is encoded stretch by stretch: the library needs some 100 bytes for every token."""
 
-STRETCH = 1 << 19
-"""Characters in a stretch, about."""
+STRETCH = 1 << 16
+"""Characters in a stretch, at most."""
+
+SEGMENT = 1 << 19
+"""Characters of a long file that are read and handed over at once, at most."""
 
 CONTEXT = 256
 """Characters that are encoded on either side of a stretch, so that its edge tokens are those of the whole text."""
 
 
-def stretches(text: str, length: int = STRETCH) -> Iterator[tuple[int, int]]:
-    """Cut a long text into stretches of about ``length`` characters, at ends of lines or else between words."""
+def stretches(text: str, length: int) -> Iterator[tuple[int, int]]:
+    """Cut a long text into stretches of at most ``length`` characters, at ends of lines or else between words."""
     first = 0
     while first < len(text):
         last = min(len(text), first + length)

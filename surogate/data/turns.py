@@ -193,19 +193,20 @@ class TurnFinder:
         variables: Mapping[str, Any],
     ) -> Span:
         """Cut the head and what follows the end-of-turn token off the region of an assistant turn."""
-        shown = text[slice(*region)]
         start = region[0] + self._head(text, region, index, frame, messages, tools, variables)
+        shown = text[slice(*region)]
         body = shown.rstrip()
-        tails = [tail for tail in frame.tails if shown.endswith(tail)]
-        if body.endswith(self._special):
+        tail = max((tail for tail in frame.tails if tail.strip() and shown.endswith(tail)), key=len, default="")
+        if tail:
+            # The template ends every plain turn so: with a token that ends it, perhaps more behind it, or with text.
+            ends = [tail.find(token) + len(token) for token in self._special if token in tail]
+            end = region[1] - len(tail) + min(ends, default=len(tail.rstrip()))
+        elif body.endswith(self._special):
             end = region[0] + len(body)
-        elif tails:
-            tail = max(tails, key=len)
-            end = region[1] - len(tail) + len(tail.rstrip())
-            if not tail.strip():
-                end = self._ended_behind(text, end, region[1], index == len(messages) - 1)
         else:
-            end = self._ended_behind(text, region[0] + len(body), region[1], index == len(messages) - 1)
+            spaces = [tail for tail in frame.tails if shown.endswith(tail)]
+            end = region[1] - len(max(spaces, key=len)) if spaces else region[0] + len(body)
+            end = self._ended_behind(text, end, region[1], index == len(messages) - 1)
         return start, max(start, end)
 
     def _ended_behind(self, text: str, end: int, edge: int, last: bool) -> int:
@@ -229,24 +230,56 @@ class TurnFinder:
         tools: Sequence[Any] | None,
         variables: Mapping[str, Any],
     ) -> int:
-        """Return how many characters of the region the prompt already holds when the model is asked for this turn."""
+        """Return how many characters of the region the prompt already holds when the model is asked for this turn.
+
+        Raises:
+            TurnsNotFound: the region begins in none of the ways that are known of this template.
+        """
         shown = text[slice(*region)]
         after_user = index > 0 and messages[index - 1].get("role") == "user"
         if frame.prompt and after_user and shown.startswith(frame.prompt):
             return len(frame.prompt)
-        if not after_user and index:
+        if index and not after_user:
             # After a tool's answer or another assistant turn templates prompt in other ways: ask this one.
-            try:
-                prompt = self.tokenizer.render(messages[:index], tools, True, **variables).text
-            except TemplateRefusal:
-                prompt = ""
-            if region[0] <= len(prompt) <= region[1] and text.startswith(prompt) and len(prompt) > region[0]:
-                return len(prompt) - region[0]
-        head = _common_prefix(*frame.heads) if frame.heads else ""
+            asked = self._asked(text, region, messages[:index], tools, variables)
+            if asked:
+                return asked
+        head = _common_prefix(*frame.heads) if frame.heads else frame.prompt
         if frame.prompt:
             # A prompt that holds more than finished turns do (an opened <think>, say): only what they share is head.
-            head = _common_prefix(frame.prompt, head) if head else frame.prompt
-        return len(_common_prefix(head, shown)) if head.strip() else 0
+            head = _common_prefix(frame.prompt, head)
+        if not head.strip() and frame.heads:
+            return 0  # nothing but a space, which the model writes itself
+        for known in (head, head.rstrip()):  # a turn of tool calls alone may lack the line break of the head
+            if known and shown.startswith(known):
+                return len(known)
+        found = self._asked(text, region, messages[:index], tools, variables) if after_user else 0
+        found = found or (self._opening(shown, frame, tools, variables) if index == 0 else 0)
+        if not found:
+            raise TurnsNotFound(f"turn {index + 1} begins in a way that is not known: {shown[:40]!r}")
+        return found
+
+    def _asked(
+        self, text: str, region: Span, before: Messages, tools: Sequence[Any] | None, variables: Mapping[str, Any]
+    ) -> int:
+        """Return how far the prompt for a turn reaches into its region, if the text begins with that prompt."""
+        try:
+            prompt = self.tokenizer.render(before, tools, True, **variables).text
+        except TemplateRefusal:
+            return 0
+        return len(prompt) - region[0] if region[0] < len(prompt) <= region[1] and text.startswith(prompt) else 0
+
+    def _opening(self, shown: str, frame: _Frame, tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> int:
+        """Return the length of what stands before an assistant turn that opens the conversation."""
+        try:
+            rendering = self.tokenizer.render([{"role": "assistant", "content": _PROBE}], tools, **variables)
+        except TemplateRefusal:
+            return 0
+        region = rendering.regions[0] or (0, len(rendering.text))
+        head = rendering.text[slice(*region)].partition(_PROBE)[0]
+        if frame.prompt and frame.prompt in head:  # a default system turn, say, and then the head
+            head = head[: head.rindex(frame.prompt) + len(frame.prompt)]
+        return len(head) if shown.startswith(head) else 0
 
     def _frame(self, tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> _Frame:
         key = json.dumps([tools is not None, variables], sort_keys=True, default=str)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from surogate.data.formats import BadRow, Completion, Text, Tokens, format_names, formats, get_format
@@ -160,3 +162,10 @@ def test_pretokenized() -> None:
 def test_rows_that_cannot_be_meant(form: str, row: dict, words: str) -> None:
     with pytest.raises(BadRow, match=words):
         convert(form, row)
+
+
+def test_the_page_names_every_format_and_template() -> None:
+    from surogate.data.named import named_templates
+
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text("utf-8")
+    assert all(f"`{name}`" in page for name in [*format_names(), *named_templates()])

@@ -145,18 +145,12 @@ def test_long_texts_have_the_ids_of_the_whole(tmp_path: Path, monkeypatch: pytes
         whole = [rows_of(run(tmp_path, tokenizer, path, truncation="split")) for path in paths]
         with monkeypatch.context() as patch:
             patch.setattr(encode, "LONG_TEXT", 1000)
-            patch.setattr(encode, "stretches", lambda text: encode_stretches(text, 500))
-            patch.setattr(sources, "STRETCH", 900)
+            patch.setattr(encode, "STRETCH", 500)
+            patch.setattr(sources, "SEGMENT", 900)
             other = {"cache_dir": tmp_path / "in stretches", "truncation": "split"}
             assert [rows_of(run(tmp_path, tokenizer, path, **other)) for path in paths] == whole
             # As training text, a file is read stretch by stretch.
             assert rows_of(run(tmp_path, tokenizer, paths[2], objective="pt", **other)) == whole[2]
-
-
-def encode_stretches(text: str, length: int) -> Any:
-    from surogate.data.stretch import stretches
-
-    return stretches(text, length)
 
 
 def test_vocabulary_larger_than_the_embedding(tmp_path: Path, tokenizer: Tokenizer) -> None:

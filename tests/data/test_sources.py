@@ -147,7 +147,7 @@ def test_hub_data_set_by_way_of_the_datasets_library(tmp_path: Path, monkeypatch
 def test_text_file_in_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(f"line {i} é😀 words\n" for i in range(2000))
     path = write(tmp_path / "a.txt", text.encode())
-    monkeypatch.setattr(sources, "STRETCH", 1000)
+    monkeypatch.setattr(sources, "SEGMENT", 1000)
     monkeypatch.setattr(sources, "_BLOCK", 777)  # cuts through characters
     parts = list(Source(DatasetSpec(str(path)), "datasets.0").chunks(True))
     assert all(isinstance(part, Segment) for part in parts) and len(parts) > 20

@@ -241,6 +241,29 @@ def test_template_without_generation_prompt_still_masks_the_head(tmp_path: Path)
     assert spans(ours, TURNS) == ["one<|im_end|>"] * 2
 
 
+def test_a_conversation_that_the_assistant_opens(pairs: dict) -> None:
+    """The default system turn of the template is rendered with the first message, but is no part of the answer."""
+    opened = [{"role": "assistant", "content": "Hello"}, *TURNS]
+    for name, end in (("smollm2", "<|im_end|>"), ("chatml", "<|im_end|>"), ("llama3", "<|eot_id|>")):
+        ours = pairs[name][0]
+        assert spans(ours, opened) == ["Hello" + end, "one" + end, "one" + end]
+        assert spans(ours, [SYSTEM, *opened]) == ["Hello" + end, "one" + end, "one" + end]
+        twice = [TURNS[0], opened[0], opened[0]]
+        assert spans(ours, twice) == ["Hello" + end] * 2
+
+
+def test_tokens_behind_the_end_of_a_turn_are_not_trained(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.role + ': ' + m.content + '</s><s>' }}{% endfor %}"
+    ours = Tokenizer(write_tokenizer(tmp_path, special=("<s>", "</s>"), eos="</s>", bos="<s>", template=template))
+    assert spans(ours, TURNS) == ["one</s>"] * 2
+
+
+def test_what_the_template_does_not_show_is_remarked_upon(pairs: dict) -> None:
+    row = {"messages": TURNS, "tools": [TOOL]}
+    assert any("rows have tools" in note for note in encode(pairs["chatml"][0], row).notes)
+    assert not encode(pairs["qwen2.5"][0], row).notes
+
+
 def test_end_of_turn_that_is_no_single_token(tmp_path: Path) -> None:
     ours = Tokenizer(write_tokenizer(tmp_path, special=("<|endoftext|>",), eos="<|endoftext|>"))
     ours.use_chat_template("chatml")

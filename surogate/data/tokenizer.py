@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -78,13 +79,23 @@ class Tokenizer:
         self._template_where = str(self.directory)
         self._compiled: dict[str, ChatTemplate] = {}
         self._named_template = False
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.template_choice: str | None = None
         """What :meth:`use_chat_template` was given; ``None``: the template is the tokenizer's own."""
 
     @classmethod
     def load(cls, directory: str | Path, announce: Callable[[str], None] | None = None) -> Tokenizer:
-        """Return the tokenizer of ``directory``; see the class."""
-        return cls(directory, announce)
+        """Return the tokenizer of ``directory``, or of a ``.gguf`` file, from whose metadata the files are made."""
+        if not str(directory).endswith(".gguf") or not Path(directory).is_file():
+            return cls(directory, announce)
+        from surogate.io.gguf_file import GGUFFile
+        from surogate.io.gguf_tokenizer import write_tokenizer_files
+
+        scratch = tempfile.TemporaryDirectory(prefix="surogate-tokenizer-")
+        write_tokenizer_files(GGUFFile(Path(directory)), Path(scratch.name))
+        tokenizer = cls(scratch.name, announce)
+        tokenizer._scratch = scratch  # removed with the tokenizer
+        return tokenizer
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.directory / name

@@ -120,6 +120,20 @@ def test_older_files_are_converted_by_transformers_and_said_so(tmp_path: Path) -
     assert Tokenizer(tmp_path / "saved").encode("Say one").ids == ours.encode("Say one").ids
 
 
+def test_a_gguf_file_is_a_tokenizer_too(tmp_path: Path) -> None:
+    from tokenizers import pre_tokenizers
+
+    from tests.io.test_gguf_tokenizer import byte_level, gpt2_file
+
+    tokens, merges = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    gpt2_file(tmp_path / "m.gguf", "gpt-2", tokens, merges, chat_template=STYLES["chatml"].template)
+    ours = Tokenizer.load(tmp_path / "m.gguf")
+    ours.save(tmp_path / "saved")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert ours.render_chat(TURNS) == theirs.apply_chat_template(TURNS, tokenize=False)
+    assert ours.encode("The quick fox").ids == theirs("The quick fox", add_special_tokens=False)["input_ids"]
+
+
 def test_files_that_are_missing_or_broken(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         Tokenizer(tmp_path / "nowhere")

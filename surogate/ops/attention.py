@@ -103,7 +103,7 @@ class Attention(Op):
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:
         for boundaries, heads, kv_heads, dim, window in _CASES:
             inputs, attrs = _sample(rng, boundaries, heads, kv_heads, dim, window)
-            yield Sample(inputs, attrs, differentiable=(0, 1, 2) if boundaries[-1] < 30 else ())
+            yield Sample([*inputs], attrs, differentiable=(0, 1, 2) if boundaries[-1] < 30 else ())
 
 
 class AttentionBackward(Op):

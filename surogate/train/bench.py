@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from surogate.adapters.lora import LoraOptions
-from surogate.compile.compiler import CompileOptions, Compiled, compile_model
+from surogate.compile.compiler import Compiled, CompileOptions, compile_model
 from surogate.compile.program import Instruction, TensorRef
 from surogate.compile.recompute import Mode
 from surogate.models import build

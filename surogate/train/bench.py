@@ -29,7 +29,7 @@ from surogate.train.plan import step_work
 from surogate.train.runtime import Runtime, physical_cores
 from surogate.train.shapes import config_of
 
-_ALONE = ("matmul", "attention", "attention_backward")  # ops whose floor is their own rate, measured alone
+_ATTENTION = ("attention", "attention_backward")  # their flops are an upper bound, so only their time counts
 _HEAD = ("lm_head_loss", "lm_head_loss_grad")  # products inside one op: the best rate of a large product
 _SECONDS = 0.02  # how long a measurement of one instruction lasts at least
 
@@ -179,24 +179,28 @@ def _profile(runtime: Runtime, o: BenchOptions, folder: Path) -> list[dict[str, 
 def _floor(runtime: Runtime, compiled: Compiled, accumulation: int) -> tuple[float, dict[str, Any]]:
     """Seconds of the step at the rates of this device, and those rates."""
     copy_rate = _copy_rate(runtime)
+    counts = {"micro_step": accumulation, "norm_step": 1, "optimizer_step": 1}
+    steps = [(n, i) for name, n in counts.items() for i in compiled.programs[name].instructions]
     alone: dict[str, float] = {}
-    total, best = 0.0, 0.0
-    times = {"micro_step": accumulation, "norm_step": 1, "optimizer_step": 1}
-    head_flops = 0
-    for name, count in times.items():
-        for instruction in compiled.programs[name].instructions:
-            if instruction.op in _HEAD:
-                head_flops += count * instruction.flops
-            elif instruction.op in _ALONE:
-                key = _signature(instruction)
-                if key not in alone:
-                    alone[key] = _seconds(runtime, instruction)
-                    best = max(best, instruction.flops / alone[key])
-                # A product with a small dimension is bound by memory and could ride on a neighbour.
-                total += count * min(alone[key], max(instruction.flops / best, instruction.nbytes / copy_rate))
-            else:
-                total += count * instruction.nbytes / copy_rate
-    total += head_flops / best
+    best = 0.0
+    for _, instruction in steps:
+        key = _signature(instruction)
+        if instruction.op in ("matmul", *_ATTENTION) and key not in alone:
+            alone[key] = _seconds(runtime, instruction)
+            if instruction.op == "matmul":
+                best = max(best, instruction.flops / alone[key])
+    total = 0.0
+    for n, instruction in steps:
+        bound = instruction.nbytes / copy_rate
+        if instruction.op in _HEAD:
+            total += n * instruction.flops / best
+        elif instruction.op in _ATTENTION:
+            total += n * alone[_signature(instruction)]
+        elif instruction.op == "matmul":
+            # A product with a small dimension is bound by memory and could ride on a neighbour.
+            total += n * min(alone[_signature(instruction)], max(instruction.flops / best, bound))
+        else:
+            total += n * bound
     return total, {"copy_bytes_per_second": copy_rate, "best_product_flops_per_second": best, "alone_seconds": alone}
 
 

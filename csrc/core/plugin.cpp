@@ -14,7 +14,8 @@ std::unique_ptr<Backend> open_plugin_backend(const std::string& path, int device
     // handles live as long as the process.
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(std::string("the plugin does not load: ") + dlerror());
-    auto build = static_cast<const char*>(dlsym(library, kPluginBuildSymbol));
+    auto ask = reinterpret_cast<PluginBuild>(dlsym(library, kPluginBuildSymbol));
+    const char* build = ask == nullptr ? nullptr : ask();
     if (build == nullptr || std::strcmp(build, kPluginBuild) != 0) {
         throw std::runtime_error(path + " belongs to another build (" + (build ? build : "unknown") + ", not " +
                                  kPluginBuild + "): install Surogate again");

@@ -21,6 +21,7 @@ constexpr char kPluginBuild[] = "surogate plugin 1, C++ ABI " SUROGATE_TEXT(__GX
 // Null on failure, with the reason in `error` (cut to `size`, zero-terminated).
 using MakeBackend = Backend* (*)(int device, const char* config, char* error, size_t size);
 constexpr char kMakeBackendSymbol[] = "surogate_make_cuda_backend";
-constexpr char kPluginBuildSymbol[] = "surogate_plugin_build";  // const char[]
+using PluginBuild = const char* (*)();
+constexpr char kPluginBuildSymbol[] = "surogate_plugin_build";
 
 }  // namespace surogate

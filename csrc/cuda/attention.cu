@@ -50,6 +50,23 @@ __global__ void move_statistics(const int32_t* cu_seqlens, int heads, int64_t le
     }
 }
 
+// Rows of 16-byte pieces to where a tensor has its tokens; grid.y picks one of two.
+struct Move {
+    const uint4* from[2];
+    uint4* to[2];
+    int64_t step[2];  // pieces from token to token of the targets
+};
+
+__global__ void move_rows(Move move, int64_t tokens, int width) {
+    const uint4* from = move.from[blockIdx.y];
+    uint4* to = move.to[blockIdx.y];
+    const int64_t all = tokens * width, step = move.step[blockIdx.y];
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < all;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+        to[i / width * step + i % width] = from[i];
+    }
+}
+
 Rows rows_of(const Tensor& t) { return {t.stride[0], t.stride[1]}; }
 
 // cuDNN moves rows by 16 bytes.
@@ -76,6 +93,13 @@ bool is_plain(const Operands& x) {
     return x.backward && !(aligned(x.dout) && aligned(x.dq) && aligned(x.dk) && aligned(x.dv));
 }
 
+// With grouped heads cuDNN's workspace holds dk and dv of every query head, at the distances between tokens of its
+// results: windows of a wide matrix would make that many times larger. They are computed dense and moved.
+bool moves_keys(const Operands& x) {
+    if (!x.backward || x.q.dim(1) == x.k.dim(1)) return false;
+    return !x.dk.contiguous() || !x.dv.contiguous();
+}
+
 SdpaProblem problem_of(const Call& call, const Operands& x) {
     SdpaProblem p;
     p.backward = x.backward;
@@ -97,6 +121,7 @@ SdpaProblem problem_of(const Call& call, const Operands& x) {
     p.padded_statistics = major == 8 || major == 12;
     p.q = rows_of(x.q), p.k = rows_of(x.k), p.v = rows_of(x.v), p.o = rows_of(x.o);
     if (x.backward) p.dout = rows_of(x.dout), p.dq = rows_of(x.dq), p.dk = rows_of(x.dk), p.dv = rows_of(x.dv);
+    if (moves_keys(x)) p.dk = p.dv = {p.kv_heads * p.dim, p.dim};
     return p;
 }
 
@@ -153,8 +178,27 @@ void run_cudnn(const Call& call, const Operands& x) {
     operands.lengths = b.lengths;
     operands.offsets = offsets_of;
     operands.context = &b;
+    const bool moves = moves_keys(x);
+    const int64_t key_bytes = p.tokens * p.kv_heads * p.dim * 2;
+    if (moves) {
+        for (const Tensor* t : {&x.dk, &x.dv}) {
+            if (t->stride[1] != p.dim) throw std::invalid_argument("heads of dk and dv must lie side by side");
+        }
+        operands.dk = scratch.take(key_bytes, "dense dk");
+        operands.dv = scratch.take(key_bytes, "dense dv");
+    }
     operands.workspace = scratch.take(plan->workspace(), "cuDNN's attention");
     plan->run(operands, stream);
+    if (moves) {
+        constexpr int64_t kPiece = 8;  // elements
+        Move move{{static_cast<uint4*>(operands.dk), static_cast<uint4*>(operands.dv)},
+                  {x.dk.as<uint4>(), x.dv.as<uint4>()},
+                  {x.dk.stride[0] / kPiece, x.dv.stride[0] / kPiece}};
+        const auto width = static_cast<int>(p.kv_heads * p.dim / kPiece);
+        const auto blocks = static_cast<unsigned>(std::min<int64_t>((p.tokens * width + 255) / 256, 4096));
+        move_rows<<<dim3(blocks, 2), 256, 0, stream>>>(move, p.tokens, width);
+        check(cudaGetLastError(), "moving dk and dv");
+    }
     if (padded != nullptr && !x.backward) {
         move_statistics<true>
             <<<pairs, 128, 0, stream>>>(b.cu_seqlens, static_cast<int>(p.heads), p.length, x.lse.as<float>(), padded);

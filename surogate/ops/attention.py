@@ -15,6 +15,11 @@ _KEYS_FORWARD = 256
 _KEYS_BACKWARD = 128
 _ITEM_BYTES = 32
 
+# Of csrc/cuda/attention.cu: distances between tokens that may differ; major compute capabilities whose backward pass
+# wants statistics padded to documents x length.
+_CUDA_OFFSETS = 8
+_PADDED_STATISTICS = (8, 12)
+
 
 def _check(op: Op, inputs: Types, attrs: Attrs) -> tuple[Type, Type]:
     """Types of q and k, of inputs that begin with q, k, v and cu_seqlens."""
@@ -49,13 +54,32 @@ def _pairs(tokens: int, window: int) -> int:
     return w * (w + 1) // 2 + (tokens - w) * w
 
 
+def _cuda_length(q: Type, attrs: Attrs) -> int:
+    return max(attrs.get("max_length") or q.shape[0], 2)
+
+
+def _cuda_common(q: Type, cu: Type, attrs: Attrs, sm: int) -> int:
+    """Of both passes (csrc/cuda/attention.cu): offsets and lengths of documents, padded statistics where the
+    architecture wants them, and what cuDNN asks for besides, which was seen to grow with the documents."""
+    documents = cu.shape[0] - 1
+    offsets = _CUDA_OFFSETS * (8 * (documents + 1) + 256)
+    padded = sm // 10 in _PADDED_STATISTICS
+    statistics = 4 * documents * q.shape[1] * _cuda_length(q, attrs) + 256 if padded else 0
+    return offsets + statistics + 4 * documents + 2 * 256 + (1 << 20) + 1024 * documents
+
+
 class Attention(Op):
     """q[T,H,C], k[T,K,C], v[T,K,C], cu_seqlens[S+1] -> o[T,H,C], lse[H,T].
 
     Token i sees token j of its own document when 0 <= i-j, and i-j < ``window`` unless window is 0. ``scale``
     multiplies q.k. Query head h reads key head h // (H/K). Documents are runs between neighbouring boundaries; the
     boundaries begin with 0, do not fall and end with T, so that trailing documents of length 0 pad them. ``lse`` is the
-    logarithm of the sum of exponentials of a query's scores, which the backward pass reads.
+    logarithm of the sum of exponentials of a query's scores, which the backward pass reads; a GPU may lay it out as
+    [T,H] in the same memory.
+
+    Optional attributes, which pass on to the backward pass: ``max_length``, the most tokens that a document can have (a
+    GPU's launch grows with it; left out: T), and ``deterministic``, whether the backward pass must give the same bits
+    every time on a GPU too (elsewhere it does anyway).
     """
 
     name = "attention"
@@ -99,6 +123,12 @@ class Attention(Op):
         q, cu = activation(inputs[0], self, "q"), typed(inputs[3], self, "cu_seqlens")
         blocks = q.shape[0] // _QUERIES + cu.shape[0]
         return threads * 4 * _QUERIES * (_KEYS_FORWARD + q.shape[2]) + blocks * _ITEM_BYTES
+
+    def workspace_cuda(self, inputs: Types, outputs: Types, attrs: Attrs, sm: int) -> int:
+        q, _ = _check(self, inputs, attrs)
+        if q.dtype != "bf16":
+            return 0
+        return _cuda_common(q, typed(inputs[3], self, "cu_seqlens"), attrs, sm)
 
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:
         for boundaries, heads, kv_heads, dim, window in _CASES:
@@ -153,6 +183,24 @@ class AttentionBackward(Op):
         items = q.shape[0] // _QUERIES + q.shape[0] // _KEYS_BACKWARD + 3 * cu.shape[0]
         scratch = threads * 4 * _QUERIES * 2 * _KEYS_BACKWARD
         return scratch + 4 * q.shape[0] * q.shape[1] + items * k.shape[1] * _ITEM_BYTES + 8 * threads
+
+    def workspace_cuda(self, inputs: Types, outputs: Types, attrs: Attrs, sm: int) -> int:
+        """cuDNN's, by what its frontend asks for: dQ in f32 (or, to be deterministic, dP whole), dK and dV of every
+        query head, rowsum(dO * O); and dense dK and dV where the results are windows."""
+        q, k = _check(self, [*inputs[1:4], inputs[6]], attrs)
+        cu = typed(inputs[6], self, "cu_seqlens")
+        if q.dtype != "bf16":
+            return 0
+        tokens, heads, dim = q.shape
+        kv_heads, documents, length = k.shape[1], cu.shape[0] - 1, _cuda_length(q, attrs)
+        packed = dim % 16 == 0 and sm // 10 not in _PADDED_STATISTICS
+        rows = tokens if packed else documents * length
+        if attrs.get("deterministic", False):
+            scores = 2 * documents * heads * (-(-length // 64) * 64) * (-(-length // 128) * 128)
+        else:
+            scores = 4 * rows * (heads + 2 * kv_heads) * dim  # dq may be a window of packed gradients
+        grouped = 0 if heads == kv_heads else 2 * 4 * rows * heads * dim + 2 * (2 * tokens * kv_heads * dim + 256)
+        return scores + grouped + 4 * rows * heads + _cuda_common(q, cu, attrs, sm)
 
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:
         for boundaries, heads, kv_heads, dim, window in _CASES:

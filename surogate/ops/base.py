@@ -84,7 +84,11 @@ class Op:
         return Cost(sum(t.numel for t in outputs if t is not None), moved)
 
     def workspace(self, inputs: Types, outputs: Types, attrs: Attrs, threads: int) -> int:
-        """Bytes of scratch that the native kernel needs, planned like any other memory."""
+        """Bytes of scratch that the CPU kernel needs, planned like any other memory."""
+        return 0
+
+    def workspace_cuda(self, inputs: Types, outputs: Types, attrs: Attrs, sm: int) -> int:
+        """Bytes of scratch that the CUDA kernel needs on a device of compute capability ``sm`` (90: 9.0)."""
         return 0
 
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:

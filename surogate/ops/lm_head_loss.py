@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from surogate.graph import Type
+from surogate.graph import DTYPE_BYTES, Type
 from surogate.ops.base import (
     Arrays,
     Attrs,
@@ -24,11 +24,18 @@ from surogate.ops.base import (
     typed,
     weight,
 )
+from surogate.ops.matmul import CUDA_WORKSPACE
 
 # Sizes of csrc/cpu/lm_head_loss.cpp: logits of a chunk, rows of w in a tile, groups of tiles with a dh of their own.
 _CHUNK_LOGITS = 1 << 24
 _TILE = 512
 _GROUPS = 32
+
+# Of csrc/cuda/lm_head_loss.cu: bytes of a chunk's logits, tokens in whole multiples of which chunks are cut, bytes to
+# which a row of logits is filled up.
+_CUDA_CHUNK = 320 << 20
+_CUDA_ROWS = 128
+_CUDA_ROW_BYTES = 128
 
 
 def _chunk_rows(tokens: int, vocabulary: int) -> int:
@@ -66,6 +73,13 @@ def _workspace(h: Type, w: Type, threads: int, gradient: bool) -> int:
     return 8 * rows + 4 * (tokens + floats)  # losses a row; which tokens have a target
 
 
+def _workspace_cuda(h: Type, w: Type) -> int:
+    """Losses, logits of a chunk (stored as h is), and what the matrix products want."""
+    row = -(-w.shape[0] * DTYPE_BYTES[h.dtype] // _CUDA_ROW_BYTES) * _CUDA_ROW_BYTES
+    rows = min(h.shape[0], max(_CUDA_ROWS, _CUDA_CHUNK // row // _CUDA_ROWS * _CUDA_ROWS))
+    return rows * row + 4 * h.shape[0] + CUDA_WORKSPACE + 4 * 256
+
+
 class LMHeadLoss(Op):
     """h[T,D], w[V,D], targets[T] i32, acc_loss f64[1]? -> loss f64[1], the sum of -log p over tokens with a target.
 
@@ -98,6 +112,9 @@ class LMHeadLoss(Op):
     def workspace(self, inputs: Types, outputs: Types, attrs: Attrs, threads: int) -> int:
         h, w = _check(self, inputs)
         return _workspace(h, w, threads, gradient=False)
+
+    def workspace_cuda(self, inputs: Types, outputs: Types, attrs: Attrs, sm: int) -> int:
+        return _workspace_cuda(*_check(self, inputs))
 
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:
         for case in _CASES:
@@ -146,6 +163,9 @@ class LMHeadLossGrad(Op):
     def workspace(self, inputs: Types, outputs: Types, attrs: Attrs, threads: int) -> int:
         h, w = _check(self, inputs)
         return _workspace(h, w, threads, gradient=True)
+
+    def workspace_cuda(self, inputs: Types, outputs: Types, attrs: Attrs, sm: int) -> int:
+        return _workspace_cuda(*_check(self, inputs))
 
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:
         for need_dw in (True, False):

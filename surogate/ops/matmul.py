@@ -14,6 +14,9 @@ from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, activation
 _STRIP_ELEMENTS = 1 << 24
 _STRIP_COLUMNS = 512
 
+# What cuBLASLt may use on a GPU, alignment included: NVIDIA's advice for Hopper, and enough to split long sums.
+CUDA_WORKSPACE = (32 << 20) + 256
+
 
 class MatMul(Op):
     """a, b, bias[N]?, c[M,N]? -> y[M,N] = alpha * op(a) op(b) + bias + c, which takes c's storage.
@@ -83,6 +86,9 @@ class MatMul(Op):
         k, n = b.shape[::-1] if attrs["tb"] else b.shape
         columns = max(1, _STRIP_ELEMENTS // (max(k, 1) * _STRIP_COLUMNS)) * _STRIP_COLUMNS
         return 4 * k * min(n, columns)
+
+    def workspace_cuda(self, inputs: Types, outputs: Types, attrs: Attrs, sm: int) -> int:
+        return CUDA_WORKSPACE
 
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:
         def sample(m: int, n: int, k: int, ta: bool, tb: bool, bias: bool, c: bool, alpha: float, bf16: bool) -> Sample:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -92,15 +92,32 @@ def _window(memory: np.ndarray, place: Place, t: Type) -> np.ndarray:
     )
 
 
+@dataclass(frozen=True)
+class Target:
+    """Where an op runs: the engine's arguments, and the compute capability of a GPU (0: the CPU)."""
+
+    sm: int = 0
+    arguments: dict[str, Any] = field(default_factory=lambda: {"backend": "cpu", "threads": 1})
+
+
 def run_native(
-    case: Case, *, threads: int = 1, strided: bool = False, reuse: Mapping[int, int] | None = None
+    case: Case,
+    *,
+    threads: int = 1,
+    strided: bool = False,
+    reuse: Mapping[int, int] | None = None,
+    target: Target | None = None,
+    runs: int = 1,
 ) -> list[np.ndarray | None]:
     """Run the case's op on the native engine.
 
     Args:
-        threads: of the engine; the workspace is planned for them.
+        threads: of the CPU engine; the workspace is planned for them.
         strided: every tensor of two or more dimensions is a column window of a wider buffer.
         reuse: output -> input whose storage it takes, besides what ``Op.inplace`` demands.
+        target: the CPU if left out.
+        runs: run so often, from the same memory each time; the last run's results count. On a GPU the second run is
+            captured as a graph, and the third replays it.
 
     Returns:
         The results as float64 (integers as they are).
@@ -136,18 +153,20 @@ def run_native(
     out_places = [
         None if t is None else in_places[shared[o]] if o in shared else place(t) for o, t in enumerate(out_types)
     ]
-    nbytes = op.workspace(types, out_types, case.attrs, threads)
+    target = target or Target(arguments={"backend": "cpu", "threads": threads})
+    if target.sm:
+        nbytes = op.workspace_cuda(types, out_types, case.attrs, target.sm)
+    else:
+        nbytes = op.workspace(types, out_types, case.attrs, threads)
     workspace = Place(top + _GUARD, (1,))
     top += 2 * _GUARD + nbytes
 
-    engine = Engine("cpu", threads)
+    engine = Engine(**target.arguments)
     engine.allocate("device", top)
-    memory = engine.memory("device", 0, top)
-    memory[:] = _POISON
+    before = np.full(top, _POISON, np.uint8)
     for t, p, stored in zip(types, in_places, case.stored, strict=True):
         if t is not None and p is not None:
-            _window(memory, p, t)[...] = stored
-    before = memory.copy()
+            _window(before, p, t)[...] = stored
 
     def ref(t: Type | None, p: Place | None) -> tuple[Any, ...] | None:
         return None if t is None or p is None else ("device", p.offset, t.dtype, t.shape, p.strides)
@@ -163,7 +182,10 @@ def run_native(
         -1,
     )
     engine.load("test", [instruction], {}, 0)
-    engine.run("test")
+    for _ in range(runs):
+        engine.write("device", 0, before)
+        engine.run("test")
+    memory = engine.read("device", 0, top)
 
     results: list[np.ndarray | None] = []
     for t, p in zip(out_types, out_places, strict=True):

@@ -57,17 +57,24 @@ def _backward_reference(sample: Sample, packed: bool) -> list[np.ndarray | None]
     return case.op.reference(operands, case.attrs)
 
 
+@pytest.mark.parametrize("strided", [False, "bf16"], ids=["dense", "windows"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_packed_attention(target: Target, case: tuple[list[int], int, int, int, int]) -> None:
+def test_packed_attention(target: Target, case: tuple[list[int], int, int, int, int], strided: bool | str) -> None:
     forward = make_case(get_op("attention"), _forward(case, "bf16"))
-    o, lse = run_native(forward, target=target, runs=3)
+    o, lse = run_native(forward, target=target, strided=strided, runs=3)
     assert_close(forward, [o, _tokens_first(lse)], run_reference(forward))
-    reused, _ = run_native(forward, target=target, reuse={0: 0})
-    assert np.array_equal(o, reused)
 
     sample = _backward(_forward(case, "bf16"), "bf16", packed=True)
     backward = make_case(get_op("attention_backward"), sample)
-    assert_close(backward, run_native(backward, target=target, runs=3), _backward_reference(sample, packed=True))
+    found = run_native(backward, target=target, strided=strided, runs=3)
+    assert_close(backward, found, _backward_reference(sample, packed=True))
+
+
+def test_the_result_may_take_the_storage_of_q(target: Target) -> None:
+    for case in CASES[:4]:
+        forward = make_case(get_op("attention"), _forward(case, "bf16"))
+        o, reused = run_native(forward, target=target)[0], run_native(forward, target=target, reuse={0: 0})[0]
+        assert o is not None and reused is not None and np.array_equal(o, reused)
 
 
 def test_a_stated_length_changes_nothing(target: Target) -> None:

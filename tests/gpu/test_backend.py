@@ -1,4 +1,4 @@
-"""The CUDA backend itself: memory, graphs against eager runs, streams and events, what goes wrong and how it is told."""
+"""The CUDA backend itself: memory, graphs against eager runs, streams and events, what goes wrong and how."""
 
 from __future__ import annotations
 
@@ -163,9 +163,8 @@ def test_errors_name_program_instruction_and_op(arguments: Arguments) -> None:
 
 def test_profile_counts_every_instruction(arguments: Arguments) -> None:
     n = 512
-    program = [matmul(ref(0, n, n), ref(0, n, n), ref(4 * n * n * (i + 1), n, n), work=WORK) for i in range(2)]
     work = ref(4 << 20, (32 << 20) + 256, dtype="u8")
-    program = [(*p[:3], work, *p[4:]) for p in program]
+    program = [matmul(ref(0, n, n), ref(0, n, n), ref(4 * n * n * (i + 1), n, n), work=work) for i in range(2)]
     engine = filled(arguments(tune=False), {0: np.ones((n, n), np.float32)}, (4 << 20) + (32 << 20) + 256)
     engine.load("p", program, {}, 0)
     engine.run("p")

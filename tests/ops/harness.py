@@ -104,7 +104,7 @@ def run_native(
     case: Case,
     *,
     threads: int = 1,
-    strided: bool = False,
+    strided: bool | str = False,
     reuse: Mapping[int, int] | None = None,
     target: Target | None = None,
     runs: int = 1,
@@ -113,7 +113,8 @@ def run_native(
 
     Args:
         threads: of the CPU engine; the workspace is planned for them.
-        strided: every tensor of two or more dimensions is a column window of a wider buffer.
+        strided: every tensor of two or more dimensions is a column window of a wider buffer. ``bf16``: those of that
+            dtype alone, by whole multiples of 16 bytes, as the windows of a model are.
         reuse: output -> input whose storage it takes, besides what ``Op.inplace`` demands.
         target: the CPU if left out.
         runs: run so often, from the same memory each time; the last run's results count. On a GPU the second run is
@@ -137,14 +138,15 @@ def run_native(
     def place(t: Type) -> Place:
         nonlocal top
         strides = _dense(t.shape)
-        if not strided or len(t.shape) < 2:
+        if not strided or len(t.shape) < 2 or strided not in (True, t.dtype):
             offset = top + _GUARD
             top = offset + t.nbytes + _GUARD
         else:
             size, row = DTYPE_BYTES[t.dtype], t.numel // max(t.shape[0], 1)
-            width = row + 13  # five columns before the window, eight after it
+            before, after = (5, 8) if strided is True else (8, 16)
+            width = row + before + after
             strides = (width, *strides[1:])
-            offset = top + _GUARD + 5 * size
+            offset = top + _GUARD + before * size
             top += _GUARD + t.shape[0] * width * size + _GUARD
         top += -top % 64
         return Place(offset, strides)
@@ -163,10 +165,10 @@ def run_native(
 
     engine = Engine(**target.arguments)
     engine.allocate("device", top)
-    before = np.full(top, _POISON, np.uint8)
+    image = np.full(top, _POISON, np.uint8)
     for t, p, stored in zip(types, in_places, case.stored, strict=True):
         if t is not None and p is not None:
-            _window(before, p, t)[...] = stored
+            _window(image, p, t)[...] = stored
 
     def ref(t: Type | None, p: Place | None) -> tuple[Any, ...] | None:
         return None if t is None or p is None else ("device", p.offset, t.dtype, t.shape, p.strides)
@@ -183,7 +185,7 @@ def run_native(
     )
     engine.load("test", [instruction], {}, 0)
     for _ in range(runs):
-        engine.write("device", 0, before)
+        engine.write("device", 0, image)
         engine.run("test")
     memory = engine.read("device", 0, top)
 
@@ -194,9 +196,9 @@ def run_native(
             continue
         window = _window(memory, p, t)
         results.append(from_storage(window.copy(), t.dtype))
-        window[...] = _window(before, p, t)
+        window[...] = _window(image, p, t)
     memory[workspace.offset : workspace.offset + nbytes] = _POISON
-    assert np.array_equal(memory, before), f"{op.name} wrote outside its results and its workspace"
+    assert np.array_equal(memory, image), f"{op.name} wrote outside its results and its workspace"
     return results
 
 

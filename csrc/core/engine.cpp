@@ -121,8 +121,14 @@ void Engine::load(Program loaded) {
         instruction.workspace = resolve(instruction.workspace_ref, what);
     }
     for (const auto& [name, ref] : p.symbols) p.resolved.emplace(name, resolve(ref, p.name + ", symbol " + name));
-    auto [place, added] = programs_.insert_or_assign(p.name, std::move(owned));
-    backend_->prepare(*place->second);
+    // A program that replaces another takes its address: what the backend keeps goes by that.
+    std::unique_ptr<Program>& place = programs_[p.name];
+    if (place) {
+        *place = std::move(*owned);
+    } else {
+        place = std::move(owned);
+    }
+    backend_->prepare(*place);
 }
 
 Program& Engine::program(std::string_view name) {

@@ -2,10 +2,7 @@
 
 #include <dlfcn.h>
 
-#include <cstring>
 #include <stdexcept>
-
-#include "core/backend.h"
 
 namespace surogate {
 
@@ -15,10 +12,10 @@ std::unique_ptr<Backend> open_plugin_backend(const std::string& path, int device
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(std::string("the plugin does not load: ") + dlerror());
     auto ask = reinterpret_cast<PluginBuild>(dlsym(library, kPluginBuildSymbol));
-    const char* build = ask == nullptr ? nullptr : ask();
-    if (build == nullptr || std::strcmp(build, kPluginBuild) != 0) {
-        throw std::runtime_error(path + " belongs to another build (" + (build ? build : "unknown") + ", not " +
-                                 kPluginBuild + "): install Surogate again");
+    const std::string build = ask == nullptr ? "unknown" : ask();
+    if (build != plugin_build()) {
+        throw std::runtime_error(path + " belongs to another build (" + build + ", not " + plugin_build() +
+                                 "): install Surogate again");
     }
     auto make = reinterpret_cast<MakeBackend>(dlsym(library, kMakeBackendSymbol));
     if (make == nullptr) throw std::runtime_error(path + " has no " + kMakeBackendSymbol);

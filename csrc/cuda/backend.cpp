@@ -422,7 +422,10 @@ class CudaBackend final : public Backend {
 
 #define SUROGATE_EXPORT extern "C" __attribute__((visibility("default")))
 
-SUROGATE_EXPORT const char* surogate_plugin_build() { return surogate::kPluginBuild; }
+SUROGATE_EXPORT const char* surogate_plugin_build() {
+    static const std::string build = surogate::plugin_build();
+    return build.c_str();
+}
 
 SUROGATE_EXPORT surogate::Backend* surogate_make_cuda_backend(int device, const char* config, char* error,
                                                               size_t size) {

@@ -3,6 +3,7 @@
 #   make quickstart   install, fetch a small model, fine-tune it, show answers before and after
 #   make test         install for development, run all tests
 #   make lint         ruff, mypy, clang-format
+#   make test-gpu     the tests that need a GPU
 #   make bench        speed and memory beside PyTorch
 #   make clean        remove what was made
 
@@ -13,9 +14,9 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 8 ] && n=8; echo $$n)
 
 # What the installed package is made of.
-SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.h' -o -name '*.cpp')
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*')
 
-.PHONY: quickstart test lint bench clean
+.PHONY: quickstart test test-gpu lint bench clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/installed
@@ -26,11 +27,14 @@ quickstart: $(VENV)/installed
 test: $(VENV)/editable
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -n $(JOBS) --durations=10 $(PYTEST_ARGS)
 
+test-gpu: $(VENV)/editable
+	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
 lint: $(VENV)/editable
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p surogate
-	find csrc -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
+	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*' | xargs $(BIN)/clang-format --dry-run -Werror
 
 bench: $(VENV)/editable
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)

@@ -56,8 +56,33 @@ def _engine(threads: int) -> bool:
     rate = _native.sgemm_rate(threads, 1024, 1024, 1024)
     _row("engine", f"cpu works, {len(kernels)} kernels")
     _row("matrix product", f"{rate / 1e9:,.0f} GFLOP/s in fp32 with {threads} threads")
-    _row("cuda", "this version has no CUDA backend")
+    _gpus()
     return True
+
+
+def _gpus() -> None:
+    """GPUs, driver and libraries; and what keeps a run from using them, with the fix."""
+    from surogate import _native, cuda
+    from surogate.errors import UserError
+    from surogate.track.progress import size
+
+    try:
+        for gpu in cuda.gpus():
+            free, total = cuda.memory(gpu.index)
+            memory = f"{size(free)} of {size(total)} free"
+            _row(f"gpu {gpu.index}", f"{gpu.name}, compute capability {gpu.sm / 10:.1f}, {memory}")
+        cuda.require()
+        driver, libraries = cuda.driver_version() or 0, cuda.versions()
+        found = {"driver": f"for CUDA {driver // 1000}.{driver % 1000 // 10}", **libraries}
+        _row("cuda libraries", ", ".join(f"{name} {version}" for name, version in found.items()))
+        kernels = _native.Engine(**cuda.engine_arguments()).kernels()
+        _row("cuda", f"works, {len(kernels)} kernels")
+    except UserError as error:
+        _row("cuda", f"not used: {error.what}")
+        if error.fix:
+            _row("fix", error.fix)
+    except RuntimeError as error:
+        _row("cuda", f"does not start: {error}")
 
 
 def _existing(folder: Path) -> Path:

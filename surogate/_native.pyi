@@ -1,4 +1,4 @@
-"""The native engine: programs over arenas, and the feeder of token shards (docs/architecture.md, "Native interface")."""
+"""The native engine: programs over arenas, and the feeder of token shards (docs/architecture.md)."""
 
 from collections.abc import Sequence
 from typing import Any

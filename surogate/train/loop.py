@@ -165,11 +165,11 @@ class Trainer:
         """What must be the same for a resumed run to be the interrupted one."""
         c = self.config
         return {
-            "data": fingerprint(self.prepared.train),
             "seed": c.seed,
             "sequence_len": c.sequence_len,
             "sample_packing": c.sample_packing,
             "effective_batch_size": c.effective_batch_size,
+            "data": fingerprint(self.prepared.train),
         }
 
     def _check_resumable(self, state: dict[str, Any], where: str) -> None:

@@ -56,6 +56,6 @@ struct KernelRegistration {
 #define SUROGATE_CONCAT_(a, b) a##b
 #define SUROGATE_CONCAT(a, b) SUROGATE_CONCAT_(a, b)
 #define SUROGATE_CPU_KERNEL(op, fn) \
-    static const ::surogate::KernelRegistration SUROGATE_CONCAT(registration_, __LINE__){"cpu", op, fn}
+    static const ::surogate::KernelRegistration SUROGATE_CONCAT(registration_, __LINE__) { "cpu", op, fn }
 #define SUROGATE_CUDA_KERNEL(op, fn) \
-    static const ::surogate::KernelRegistration SUROGATE_CONCAT(registration_, __LINE__){"cuda", op, fn}
+    static const ::surogate::KernelRegistration SUROGATE_CONCAT(registration_, __LINE__) { "cuda", op, fn }

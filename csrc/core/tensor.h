@@ -14,11 +14,15 @@ enum class DType : uint8_t { f32, f64, bf16, i32, i64, u8 };
 inline size_t size_of(DType t) {
     switch (t) {
         case DType::f64:
-        case DType::i64: return 8;
+        case DType::i64:
+            return 8;
         case DType::f32:
-        case DType::i32: return 4;
-        case DType::bf16: return 2;
-        case DType::u8: return 1;
+        case DType::i32:
+            return 4;
+        case DType::bf16:
+            return 2;
+        case DType::u8:
+            return 1;
     }
     return 0;
 }

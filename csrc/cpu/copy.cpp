@@ -35,12 +35,18 @@ bf16 convert(bf16 x) {
 template <typename Fn>
 void with_type(DType dtype, const Fn& fn) {
     switch (dtype) {
-        case DType::f32: return fn(float{});
-        case DType::f64: return fn(double{});
-        case DType::bf16: return fn(bf16{});
-        case DType::i32: return fn(int32_t{});
-        case DType::i64: return fn(int64_t{});
-        case DType::u8: return fn(uint8_t{});
+        case DType::f32:
+            return fn(float{});
+        case DType::f64:
+            return fn(double{});
+        case DType::bf16:
+            return fn(bf16{});
+        case DType::i32:
+            return fn(int32_t{});
+        case DType::i64:
+            return fn(int64_t{});
+        case DType::u8:
+            return fn(uint8_t{});
     }
 }
 

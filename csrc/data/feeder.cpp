@@ -14,7 +14,7 @@ namespace surogate {
 MappedFile::MappedFile(const std::string& path) {
     int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) throw std::invalid_argument(path + ": " + std::strerror(errno));
-    struct stat info {};
+    struct stat info{};
     if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) {
         close(file);
         throw std::invalid_argument(path + ": not a file");
@@ -52,8 +52,8 @@ Feeder::Feeder(const std::string& tokens, const std::string& mask, std::vector<i
       cursor_(cursor),
       next_(cursor) {
     if (tokens_file_.bytes() % 4 != 0 || mask_file_.bytes() != token_count_) {
-        throw std::invalid_argument(tokens + " and " + mask + " do not belong together: " +
-                                    std::to_string(tokens_file_.bytes()) + " and " +
+        throw std::invalid_argument(tokens + " and " + mask +
+                                    " do not belong together: " + std::to_string(tokens_file_.bytes()) + " and " +
                                     std::to_string(mask_file_.bytes()) + " bytes");
     }
     check();

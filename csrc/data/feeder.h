@@ -70,8 +70,8 @@ class Feeder {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Batch> ready_;
-    int64_t next_;        // first sequence of the next micro-batch to prepare
-    size_t ahead_ = 2;    // micro-batches to hold ready
+    int64_t next_;      // first sequence of the next micro-batch to prepare
+    size_t ahead_ = 2;  // micro-batches to hold ready
     bool stop_ = false;
     std::exception_ptr failure_;
     std::thread thread_;

@@ -50,7 +50,7 @@ __global__ void move_statistics(const int32_t* cu_seqlens, int heads, int64_t le
     }
 }
 
-// Rows of 16-byte pieces to where a tensor has its tokens; grid.y picks one of two.
+// Steps of 16-byte pieces to where a tensor has its tokens; grid.y picks one of two.
 struct Move {
     const uint4* from[2];
     uint4* to[2];
@@ -67,7 +67,7 @@ __global__ void move_rows(Move move, int64_t tokens, int width) {
     }
 }
 
-Rows rows_of(const Tensor& t) { return {t.stride[0], t.stride[1]}; }
+Steps steps_of(const Tensor& t) { return {t.stride[0], t.stride[1]}; }
 
 // cuDNN moves rows by 16 bytes.
 bool aligned(const Tensor& t) {
@@ -119,8 +119,8 @@ SdpaProblem problem_of(const Call& call, const Operands& x) {
     // These architectures' backward pass reads padded statistics alone.
     const int major = device().sm / 10;
     p.padded_statistics = major == 8 || major == 12;
-    p.q = rows_of(x.q), p.k = rows_of(x.k), p.v = rows_of(x.v), p.o = rows_of(x.o);
-    if (x.backward) p.dout = rows_of(x.dout), p.dq = rows_of(x.dq), p.dk = rows_of(x.dk), p.dv = rows_of(x.dv);
+    p.q = steps_of(x.q), p.k = steps_of(x.k), p.v = steps_of(x.v), p.o = steps_of(x.o);
+    if (x.backward) p.dout = steps_of(x.dout), p.dq = steps_of(x.dq), p.dk = steps_of(x.dk), p.dv = steps_of(x.dv);
     if (moves_keys(x)) p.dk = p.dv = {p.kv_heads * p.dim, p.dim};
     return p;
 }
@@ -149,9 +149,9 @@ void run_cudnn(const Call& call, const Operands& x) {
         b.offsets[b.count] = static_cast<int64_t*>(scratch.take((p.documents + 1) * 8, "attention's offsets"));
         b.strides[b.count++] = stride;
     };
-    for (const Rows& rows : {p.q, p.k, p.v, p.o}) want(rows.token);
+    for (const Steps& steps : {p.q, p.k, p.v, p.o}) want(steps.token);
     if (x.backward) {
-        for (const Rows& rows : {p.dout, p.dq, p.dk, p.dv}) want(rows.token);
+        for (const Steps& steps : {p.dout, p.dq, p.dk, p.dv}) want(steps.token);
     }
     if (!p.padded_statistics) want(p.heads);
     b.lengths = static_cast<int32_t*>(scratch.take(p.documents * 4, "attention's lengths"));

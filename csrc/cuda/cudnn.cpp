@@ -106,23 +106,23 @@ class Plan final : public Sdpa {
         return found;
     }
     std::vector<int64_t> dims(int64_t heads) const { return {p_.documents, heads, p_.length, p_.dim}; }
-    std::vector<int64_t> strides(Rows rows) const { return {p_.length * rows.token, rows.head, rows.token, 1}; }
+    std::vector<int64_t> strides(Steps steps) const { return {p_.length * steps.token, steps.head, steps.token, 1}; }
 
-    TensorPtr input(const char* name, Uid uid, int64_t heads, Rows rows) {
+    TensorPtr input(const char* name, Uid uid, int64_t heads, Steps steps) {
         return graph_.tensor(TensorForm()
                                  .set_name(name)
                                  .set_uid(uid)
                                  .set_dim(dims(heads))
-                                 .set_stride(strides(rows))
+                                 .set_stride(strides(steps))
                                  .set_data_type(fe::DataType_t::BFLOAT16)
-                                 .set_ragged_offset(offsets(rows.token)));
+                                 .set_ragged_offset(offsets(steps.token)));
     }
-    void output(const TensorPtr& tensor, Uid uid, int64_t heads, Rows rows) {
+    void output(const TensorPtr& tensor, Uid uid, int64_t heads, Steps steps) {
         tensor->set_output(true)
             .set_uid(uid)
             .set_dim(dims(heads))
-            .set_stride(strides(rows))
-            .set_ragged_offset(offsets(rows.token));
+            .set_stride(strides(steps))
+            .set_ragged_offset(offsets(steps.token));
     }
     void statistics(TensorForm& tensor) {
         tensor.set_uid(kStatistics)
@@ -195,7 +195,7 @@ std::string SdpaProblem::key() const {
     text << "sdpa" << (backward ? " backward " : " ") << documents << 'x' << length << ' ' << tokens << 'x' << heads
          << '/' << kv_heads << 'x' << dim << " window " << window << " scale " << scale << (deterministic ? " det" : "")
          << (padded_statistics ? " padded" : "");
-    for (const Rows& r : {q, k, v, o, dout, dq, dk, dv}) text << ' ' << r.token << ',' << r.head;
+    for (const Steps& r : {q, k, v, o, dout, dq, dk, dv}) text << ' ' << r.token << ',' << r.head;
     return text.str();
 }
 

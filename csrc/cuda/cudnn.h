@@ -11,7 +11,7 @@
 namespace surogate::cuda {
 
 // How a tensor [tokens, heads, dim] lies in memory: elements from token to token, and from head to head.
-struct Rows {
+struct Steps {
     int64_t token = 0, head = 0;
 };
 
@@ -25,7 +25,7 @@ struct SdpaProblem {
     bool deterministic = false;  // the backward pass
     // Statistics as [documents, heads, length] instead of packed [tokens, heads].
     bool padded_statistics = false;
-    Rows q, k, v, o, dout, dq, dk, dv;
+    Steps q, k, v, o, dout, dq, dk, dv;
 
     std::string key() const;
 };

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from surogate.adapters import lora as lora_pass
 from surogate.adapters.lora import LoraOptions, LoraResult
 from surogate.compile.autodiff import accumulate, differentiate
-from surogate.compile.emit import Placed, emit, place_temporaries
+from surogate.compile.emit import Placed, Target, emit, place_temporaries
 from surogate.compile.fuse import fuse_accumulate, fuse_forward
 from surogate.compile.groups import Group, Optimizer, gradient_slot
 from surogate.compile.layout import Layout
@@ -31,8 +31,8 @@ class CompileOptions:
     """What the compiler needs beside the model.
 
     ``batch`` sequences of ``sequence_len`` tokens make a micro-batch, with at most ``max_documents`` documents; the
-    same with ``eval_batch`` and ``eval_documents`` for evaluation (0: no evaluation program). ``activation``: dtype of
-    activations, bf16 where the device computes in it.
+    same with ``eval_batch`` and ``eval_documents`` for evaluation (0: no evaluation program). ``device``: ``cpu`` or
+    ``cuda``, then with the compute capability ``sm``.
     """
 
     batch: int
@@ -46,7 +46,13 @@ class CompileOptions:
     recompute: Mode = "off"
     threads: int = 1
     train: bool = True
-    activation: str = "f32"
+    device: str = "cpu"
+    sm: int = 0
+
+    @property
+    def activation(self) -> str:
+        """Dtype of activations: the CPU computes in f32 whatever the recipe says."""
+        return "f32" if self.device == "cpu" else self.recipe.activation
 
 
 @dataclass(frozen=True)
@@ -134,10 +140,11 @@ def compile_model(
             raise ValueError("training needs an optimizer")
         graphs["norm_step"], slots["norm_step"] = o.norm_graph(memory, groups)
         graphs["optimizer_step"], slots["optimizer_step"] = o.update_graph(memory, groups)
-    placed = {n: place_temporaries(Layout(g, memory, slots[n]), options.threads) for n, g in graphs.items()}
+    target = Target(options.device, options.threads, options.sm)
+    placed = {n: place_temporaries(Layout(g, memory, slots[n]), target) for n, g in graphs.items()}
     base = memory.top["device"]
     _account(memory, list(placed.values()))
-    programs = {n: emit(p, base, _symbols(n, graphs[n], memory), options.threads) for n, p in placed.items()}
+    programs = {n: emit(p, base, _symbols(n, graphs[n], memory)) for n, p in placed.items()}
     return Compiled(
         programs, memory, _weights(memory, graphs), groups, adapters if options.lora else None, graphs,
         {n: a.tobytes() for g in graphs.values() for n, a in g.constants.items()},
@@ -165,6 +172,15 @@ def _forward(
         if dtype == "checkpoint":
             dtype = "bf16" if stored(source.name) == "bf16" else "f32"
         source.type = Type(source.shape, dtype)
+    if o.activation == "bf16":
+        # Adapters are multiplied in bf16 as everything is; their updates go to f32 copies.
+        for source in g.params:
+            if o.lora is not None and source.trainable:
+                source.type = Type(source.shape, "bf16")
+    if o.device == "cuda":
+        for node in g.nodes:
+            if node.op == "attention":
+                node.attrs["max_length"] = o.sequence_len  # a document never leaves its sequence
     pack(g)
     fuse_forward(g)
     return g, adapters
@@ -220,7 +236,8 @@ def _reserve_weights(memory: Memory, graphs: dict[str, Graph], o: CompileOptions
                 memory.add(gradient_slot(name), Type(params[name].shape), "gradients")
             memory.alias(f"grad:{group.name}", [gradient_slot(n) for n in group.slots])
         for group in groups:
-            o.optimizer.reserve(memory, group, o.recipe.master)
+            # Adapters always have f32 copies: they are small, and rounding would be all they see of an update.
+            o.optimizer.reserve(memory, group, o.recipe.master or o.lora is not None)
     for g in graphs.values():
         for whole, parts in g.packed.items():
             for name, start, rows in parts:

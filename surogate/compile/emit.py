@@ -12,6 +12,15 @@ from surogate.graph import Node, Type, Value
 from surogate.ops import get_op
 
 
+@dataclass(frozen=True)
+class Target:
+    """What a program is compiled for. ``sm``: a GPU's compute capability, 90 for 9.0."""
+
+    device: str = "cpu"
+    threads: int = 1
+    sm: int = 0
+
+
 @dataclass
 class Placed:
     """Offsets of one graph's temporaries, from the base of the region that all programs share."""
@@ -24,12 +33,12 @@ class Placed:
     peak_workspace: int
 
 
-def place_temporaries(layout: Layout, threads: int) -> Placed:
+def place_temporaries(layout: Layout, target: Target) -> Placed:
     """Find offsets for the buffers and workspaces of a graph."""
     roots, lifetimes = layout.lifetimes()
     indices, scratch = [], []
     for index, node in enumerate(layout.graph.nodes):
-        n = _workspace(node, threads)
+        n = _workspace(node, target)
         if n:
             indices.append(index)
             scratch.append(Lifetime(n, index, index))
@@ -49,7 +58,7 @@ def place_temporaries(layout: Layout, threads: int) -> Placed:
     )
 
 
-def emit(placed: Placed, base: int, symbols: dict[str, str], threads: int) -> Program:
+def emit(placed: Placed, base: int, symbols: dict[str, str]) -> Program:
     """The program of a graph; ``base``: first byte of the shared region; ``symbols``: name to memory slot."""
     layout, g = placed.layout, placed.layout.graph
     for root, offset in placed.roots.items():
@@ -96,9 +105,14 @@ def _types(values: list[Value | None]) -> list[Type | None]:
     return [None if v is None else v.type for v in values]
 
 
-def _workspace(node: Node, threads: int) -> int:
+def _workspace(node: Node, target: Target) -> int:
     op = get_op(node.op)
-    return 0 if op.view else op.workspace(_types(node.inputs), _types(node.outputs), node.attrs, threads)
+    if op.view:
+        return 0
+    types = _types(node.inputs), _types(node.outputs)
+    if target.device == "cuda":
+        return op.workspace_cuda(*types, node.attrs, target.sm)
+    return op.workspace(*types, node.attrs, target.threads)
 
 
 def _copies(layout: Layout, concat: Node) -> list[Instruction]:

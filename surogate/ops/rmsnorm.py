@@ -26,6 +26,7 @@ from surogate.ops.base import (
 # Rows are summed into this many partial weight gradients whatever the number of threads (kTiles in
 # csrc/cpu/rmsnorm.cpp), then the partial sums are added in order.
 _TILES = 16
+_TILES_CUDA = 64  # kTiles in csrc/cuda/rmsnorm.cu
 
 
 def _normalise(x: np.ndarray, w: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
@@ -157,6 +158,9 @@ class RMSNormBackward(Op):
 
     def workspace(self, inputs: Types, outputs: Types, attrs: Attrs, threads: int) -> int:
         return _TILES * 4 * typed(inputs[2], self, "w").numel if attrs["need_dw"] else 0
+
+    def workspace_cuda(self, inputs: Types, outputs: Types, attrs: Attrs, sm: int) -> int:
+        return _TILES_CUDA * 4 * typed(inputs[2], self, "w").numel if attrs["need_dw"] else 0
 
     def cost(self, inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         x = typed(inputs[1], self, "x")

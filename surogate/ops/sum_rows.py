@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from surogate.graph import Type
-from surogate.ops.base import Arrays, Attrs, Op, Sample, Types, accumulator, activation, array, expect
+from surogate.ops.base import Arrays, Attrs, Op, Sample, Types, accumulator, activation, array, expect, typed
 
 
 class SumRows(Op):
@@ -28,6 +28,9 @@ class SumRows(Op):
         dy = array(inputs[0])
         out = dy.reshape(-1, dy.shape[-1]).sum(0)
         return [out if inputs[1] is None else out + inputs[1]]
+
+    def workspace_cuda(self, inputs: Types, outputs: Types, attrs: Attrs, sm: int) -> int:
+        return 64 * 4 * typed(inputs[0], self, "dy").shape[-1]  # kTiles in csrc/cuda/reduce.cu
 
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample([rng.normal(size=(5, 7)), None])

@@ -36,6 +36,9 @@ class SumSquares(Op):
         # Where rows are not dense a tile is a part of one row or whole rows, at worst little more than half full.
         return 8 * (2 * typed(inputs[0], self, "x").numel // _TILE + 1)
 
+    def workspace_cuda(self, inputs: Types, outputs: Types, attrs: Attrs, sm: int) -> int:
+        return 8 * 1024  # kBlocks in csrc/cuda/reduce.cu
+
     def cost(self, inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         x = typed(inputs[0], self, "x")
         return Cost(2 * x.numel, x.nbytes)

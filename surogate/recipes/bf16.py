@@ -6,4 +6,4 @@ from surogate.recipes import Recipe
 
 def recipe(master: bool) -> Recipe:
     """The recipe; ``master``: keep float32 copies of bf16 weights."""
-    return Recipe("bf16", frozen="bf16", trained="bf16", master=master)
+    return Recipe("bf16", frozen="bf16", trained="bf16", master=master, activation="bf16")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ class Runtime:
     Allocates exactly what the plan says (``compiled.memory``), zero filled, and loads the programs and constants.
     """
 
-    def __init__(self, compiled: Compiled, threads: int) -> None:
-        self.compiled, self.threads = compiled, threads
-        self.engine = _native.Engine("cpu", threads)
-        check_kernels(list(compiled.programs.values()), set(self.engine.kernels()), "cpu")
+    def __init__(self, compiled: Compiled, threads: int, gpu: Mapping[str, Any] | None = None) -> None:
+        """``gpu``: arguments of a GPU's engine (``surogate.cuda.engine_arguments``); None: the CPU."""
+        self.compiled, self.threads, self.on_gpu = compiled, threads, gpu is not None
+        self.engine = _native.Engine("cpu", threads) if gpu is None else _native.Engine(threads=threads, **gpu)
+        device = "cpu" if gpu is None else "cuda"
+        check_kernels(list(compiled.programs.values()), set(self.engine.kernels()), device)
         for space in ("device", "pinned", "host"):
             nbytes = compiled.memory.size(space)
             if nbytes:
@@ -45,12 +47,20 @@ class Runtime:
         n = DTYPE_BYTES[ref.dtype]
         for d in ref.shape:
             n *= d
-        view: np.ndarray = self.engine.memory(ref.space, ref.offset, n)
+        if self.on_gpu and ref.space == "device":
+            view: np.ndarray = self.engine.read(ref.space, ref.offset, n)
+        else:
+            view = self.engine.memory(ref.space, ref.offset, n)
         return view.view(_NUMPY[ref.dtype]).reshape(ref.shape)
 
     def fill(self, ref: TensorRef, put: Callable[[np.ndarray], None]) -> None:
         """Let ``put`` write a dense tensor through an array as :meth:`read` gives it."""
-        put(self.read(ref))
+        if not (self.on_gpu and ref.space == "device"):
+            put(self.read(ref))
+            return
+        staged = np.empty(ref.shape, _NUMPY[ref.dtype])
+        put(staged)
+        self.engine.write(ref.space, ref.offset, staged.reshape(-1).view(np.uint8))
 
     def write(self, ref: TensorRef, values: np.ndarray) -> None:
         """Copy values of the tensor's own dtype (bf16: bits) to it."""

@@ -293,9 +293,19 @@ def _known(value: Any, path: str, bare: Mapping[str, str], where_key: Any, error
         return result
     if isinstance(value, (list, tuple)):
         return [_known(item, join(path, i), bare, where_key, errors) for i, item in enumerate(value)]
+    if isinstance(value, dict):  # a mapping with names of the user's own
+        return {key: _known(below, join(path, key), bare, where_key, errors) for key, below in value.items()}
     text = bare.get(path)
     if text is None:
         return value
+    if not schema and text.lower() in ("yes", "no", "on", "off"):
+        meant = "true" if text.lower() in ("yes", "on") else "false"
+        error = UserError(
+            f"{path.rpartition('.')[2]} is {text}, which is a truth value to some and text to others",
+            where=where_key(path),
+            fix=f'write {meant}, or "{text}" if the word is meant',
+        )
+        errors.append((path, error))
     allowed = kinds(schema)
     if "boolean" in allowed and text.lower() in ("yes", "on", "no", "off"):
         return text.lower() in ("yes", "on")

@@ -46,6 +46,8 @@ def describe(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type")
     if kind == "array":
         items = schema.get("items", {})
+        if "enum" in items:
+            return "a list of " + ", ".join(map(str, items["enum"]))
         return "a list of " + ("mappings" if items.get("type") == "object" else "names")
     words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "object": "a mapping"}
     text = words.get(str(kind), "text")

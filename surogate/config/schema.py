@@ -196,12 +196,16 @@ class TrainConfig(_Strict):
         "the beginning, `split` makes several pieces of them.",
         also="truncation_side excess_length_strategy sequence_len_overflow_handling",
     )
-    train_on: Literal["assistant", "last_turn", "all", "completion_only"] = _key(
+    train_on: (
+        Literal["assistant", "last_turn", "all", "completion_only"]
+        | Annotated[tuple[Literal["assistant", "user", "tool", "system", "developer"], ...], Field(min_length=1)]
+    ) = _key(
         "assistant",
-        "Tokens that are trained: all `assistant` turns, only the `last_turn` of them, `all` tokens, or "
-        "`completion_only` (of prompt/completion and instruction rows). `surogate pt` trains on all.",
+        "Tokens that are trained: all `assistant` turns, only the `last_turn` of them, `all` tokens, "
+        "`completion_only` (of prompt/completion and instruction rows), or all turns of some roles: a list such as "
+        "`[assistant, tool]`. `surogate pt` trains on all.",
+        also="roles_to_train",
         instead={
-            "roles_to_train": "train_on: assistant",
             "train_on_inputs": "train_on: all | train_on: assistant",
             "train_on_prompt": "train_on: all | train_on: assistant",
             "train_on_input": "train_on: all | train_on: assistant",
@@ -211,10 +215,33 @@ class TrainConfig(_Strict):
             "train_on_responses_only": "train_on: assistant",
         },
     )
+    min_supervised_share: Number = _key(
+        0.001,
+        "Refuse data of which a smaller share of the tokens is trained: then type, template or roles are mostly not "
+        "what was meant. 0: refuse only data without any.",
+        ge=0,
+        le=1,
+    )
+    max_invalid_share: Number = _key(
+        0.5,
+        "Refuse data of which a larger share of the rows cannot be read as meant (null content, unknown role, ...). "
+        "0: refuse the first such row.",
+        ge=0,
+        le=1,
+    )
     chat_template: Text | None = _key(
         None,
         "Chat template: a name that Surogate knows, or a path of a Jinja file. Default: the tokenizer's own.",
         also="template prompt_template chat_template_path chat_template_jinja",
+    )
+    chat_template_kwargs: dict[Text, Any] = _key(
+        {},
+        "Variables for the chat template, such as `{enable_thinking: false}`. Those that a row brings win.",
+        also="template_kwargs",
+        instead={
+            "enable_thinking": "chat_template_kwargs: {enable_thinking: true} | "
+            "chat_template_kwargs: {enable_thinking: false}"
+        },
     )
     dataset_num_workers: Int = _key(
         0,

@@ -97,7 +97,9 @@ class RowEncoder:
     def __init__(self, tokenizer: Tokenizer, options: DataOptions) -> None:
         self.tokenizer, self.options = tokenizer, options
         self.finder = TurnFinder(tokenizer)
-        self.train_on = "all" if options.objective == "pt" else options.train_on
+        self.train_on: str | frozenset[str] = "all"
+        if options.objective != "pt":
+            self.train_on = options.train_on if isinstance(options.train_on, str) else frozenset(options.train_on)
 
     def encode(self, chunk: Chunk, form: Format, fields: Fields) -> ChunkResult:
         """Encode a chunk.
@@ -181,10 +183,11 @@ class RowEncoder:
                 "the chat template hides where the assistant's turns begin and end",
                 f"{lost}; a template with {{% generation %}} marks, or train_on: all, avoids this",
             ) from None
-        if any(message["role"] == "assistant" for message in chat.messages):
+        trained = {"assistant"} if isinstance(self.train_on, str) else self.train_on
+        if any(message["role"] in trained for message in chat.messages):
             why = "no turn that train_on asks for has text, or all say train: false"
         else:
-            why = "no turn of the assistant"
+            why = f"no turn of the {' or '.join(sorted(trained))}"
         return _Pending(row, rendering.text, spans, why_empty=f"{why}; roles: {roles}")
 
     def _remark(self, chat: Chat) -> None:

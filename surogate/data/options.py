@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Objective = Literal["sft", "pt"]
 Truncation = Literal["drop", "left", "right", "split"]
-TrainOn = Literal["assistant", "last_turn", "all", "completion_only"]
+TrainOn = Literal["assistant", "last_turn", "all", "completion_only"] | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class DataOptions:
         objective: ``pt`` trains on every token and splits long documents, whatever ``train_on`` and ``truncation`` say.
         packing: several rows a sequence.
         truncation: what happens to rows longer than ``sequence_len``.
-        train_on: which tokens are targets.
+        train_on: which tokens are targets; a sequence of roles: those of all turns of these roles.
         chat_template: a name, the path of a Jinja file, or ``None``: the tokenizer's own.
         chat_template_kwargs: more variables for the template; those of a row win.
         seed: chooses the validation rows and, by :func:`surogate.data.epoch_order`, the order.

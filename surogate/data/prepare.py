@@ -158,9 +158,10 @@ class _Work:
 
 def _what_rows_depend_on(options: DataOptions) -> dict[str, Any]:
     splits = options.splits_rows
+    train_on = options.train_on if isinstance(options.train_on, str) else sorted(options.train_on)
     return {
         "objective": options.objective,
-        "train_on": "all" if options.objective == "pt" else options.train_on,
+        "train_on": "all" if options.objective == "pt" else train_on,
         "sequence_len": None if splits else options.sequence_len,
         "truncation": "split" if splits else options.truncation,
         "chat_template_kwargs": dict(options.chat_template_kwargs),

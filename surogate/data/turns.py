@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os.path
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ class TurnFinder:
         messages: Messages,
         tools: Sequence[Any] | None,
         variables: Mapping[str, Any],
-        train_on: str,
+        train_on: str | Set[str],
         completion_from: int | None = None,
     ) -> list[Span]:
         """Return the ranges of characters that are training targets, in order, without overlap.
@@ -78,7 +78,7 @@ class TurnFinder:
             messages: the turns; ``train: false`` in one leaves it out wholly, its end-of-turn token included.
             tools: as rendered.
             variables: as rendered.
-            train_on: ``assistant``, ``last_turn``, ``all`` or ``completion_only``.
+            train_on: ``assistant``, ``last_turn``, ``all`` or ``completion_only``; or a set of roles.
             completion_from: index of the first message that is completion; for ``completion_only``. Unknown: what
                 follows the last turn of the user.
 
@@ -87,6 +87,11 @@ class TurnFinder:
         """
         if train_on == "all":
             return self._everything(rendering, messages, tools, variables)
+        if not isinstance(train_on, str):
+            others = self._of_roles(rendering, messages, tools, variables, train_on - {"assistant"})
+            if "assistant" not in train_on:
+                return others
+            return sorted([*others, *self.targets(rendering, messages, tools, variables, "assistant")])
         wanted = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
         if train_on == "last_turn":
             wanted = wanted[-1:]
@@ -106,6 +111,43 @@ class TurnFinder:
             span = self._own(rendering.text, region, index, frame, messages, tools, variables)
             if span[1] > span[0]:
                 spans.append(span)
+        return spans
+
+    def _of_roles(
+        self,
+        rendering: Rendering,
+        messages: Messages,
+        tools: Sequence[Any] | None,
+        variables: Mapping[str, Any],
+        roles: Set[str],
+    ) -> list[Span]:
+        """Return the turns of other roles, each from its content to its end-of-turn token.
+
+        No prompt asks the model for such a turn, so nothing but the content says where it begins. Rendering the
+        conversation with a probe in its place shows what the template puts before and behind it.
+        """
+        wanted = [i for i, m in enumerate(messages) if m.get("role") in roles and m.get("train") is not False]
+        spans = []
+        for index, region in zip(wanted, self._regions(rendering, messages, tools, variables, wanted), strict=True):
+            probed = [dict(message, content=_PROBE) if i == index else message for i, message in enumerate(messages)]
+            try:
+                before, found, behind = self.tokenizer.render(probed, tools, **variables).text.partition(_PROBE)
+            except TemplateRefusal as refusal:
+                raise TurnsNotFound(f"turn {index + 1}: {refusal}") from None
+            text = rendering.text
+            end = len(text) - len(behind)
+            if (
+                not found
+                or _PROBE in behind
+                or end < len(before)
+                or (before, behind) != (text[: len(before)], text[end:])
+            ):
+                raise TurnsNotFound(f"turn {index + 1}: what stands around its content depends on the content")
+            tail = text[end : region[1]]
+            ends = [tail.find(token) + len(token) for token in self._special if token in tail]
+            end += min(ends, default=len(tail.rstrip()))
+            if end > len(before):
+                spans.append((len(before), end))
         return spans
 
     def _everything(

@@ -38,6 +38,8 @@ WRONG = {
     "capitals": ("Learning_Rate: 1e-3", "3:1", "unknown key 'Learning_Rate'", "write learning_rate: 1e-3"),
     "key of an entry": ("split: train", "3:1", "unknown key 'split'", "in an entry of datasets"),
     "merge key": ("<<: {seed: 1}", "3:1", "unknown key '<<'", "write the keys out"),
+    "word for a truth value": ("chat_template_kwargs: {a: no}", "3:27", "a is no, which is", "write false, or \"no\""),
+    "unknown role": ("train_on: [gpt]", "3:12", "train_on.0 is 'gpt'", "one of assistant, user, tool"),
     "text for a number": ("learning_rate: fast", "3:16", "learning_rate is 'fast' (text)", ""),
     "quoted number": ('sequence_len: "512"', "3:15", "sequence_len is '512' (text)", "sequence_len: 512 (without"),
     "underscored number": ("sequence_len: 1_024", "3:15", "'1_024'", "write sequence_len: 1024"),

@@ -147,6 +147,79 @@ def test_strategies(pairs: dict) -> None:
     )
 
 
+_ROLES = [
+    ("chatml", ("user",), "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n⟦Say one<|im_end|>⟧\n"
+     "<|im_start|>assistant\none<|im_end|>\n<|im_start|>user\n⟦Say one again<|im_end|>⟧\n"
+     "<|im_start|>assistant\none<|im_end|>\n"),
+    ("qwen2.5", ("system", "assistant"), "<|im_start|>system\n⟦Be kind.<|im_end|>⟧\n"
+     "<|im_start|>user\nSay one<|im_end|>\n<|im_start|>assistant\n⟦one<|im_end|>⟧\n<|im_start|>user\nSay one again<|im_end|>\n"
+     "<|im_start|>assistant\n⟦one<|im_end|>⟧\n"),
+    ("llama3", ("system", "user"), "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n⟦Be kind.<|eot_id|>⟧"
+     "<|start_header_id|>user<|end_header_id|>\n\n⟦Say one<|eot_id|>⟧"
+     "<|start_header_id|>assistant<|end_header_id|>\n\none<|eot_id|>"
+     "<|start_header_id|>user<|end_header_id|>\n\n⟦Say one again<|eot_id|>⟧"
+     "<|start_header_id|>assistant<|end_header_id|>\n\none<|eot_id|>"),
+    ("mistral", ("user",), "<s>[INST] ⟦Say one [/INST]⟧ one</s>[INST] ⟦Say one again [/INST]⟧ one</s>"),
+    ("gemma", ("user", "assistant"), "<bos><start_of_turn>user\n⟦Say one<end_of_turn>⟧\n"
+     "<start_of_turn>model\n⟦one<end_of_turn>⟧\n<start_of_turn>user\n⟦Say one again<end_of_turn>⟧\n"
+     "<start_of_turn>model\n⟦one<end_of_turn>⟧\n"),
+    ("command-r", ("system",), "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>⟦Be kind.<|END_OF_TURN_TOKEN|>⟧"
+     "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Say one<|END_OF_TURN_TOKEN|>"
+     "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>one<|END_OF_TURN_TOKEN|>"
+     "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Say one again<|END_OF_TURN_TOKEN|>"
+     "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>one<|END_OF_TURN_TOKEN|>"),
+]  # fmt: skip
+
+
+def by_characters(tokenizer: Tokenizer, messages: list[dict], train_on: object, tools: list | None = None) -> str:
+    """Return the rendering with the trained characters between ⟦ and ⟧."""
+    rendering = tokenizer.render([{k: v for k, v in m.items() if k != "train"} for m in messages], tools)
+    text = rendering.text
+    for start, end in reversed(TurnFinder(tokenizer).targets(rendering, messages, tools, {}, train_on)):  # type: ignore
+        text = f"{text[:start]}⟦{text[start:end]}⟧{text[end:]}"
+    return text
+
+
+@pytest.mark.parametrize(("name", "roles", "expected"), _ROLES, ids=[name for name, _, _ in _ROLES])
+def test_turns_of_chosen_roles(name: str, roles: tuple[str, ...], expected: str, pairs: dict) -> None:
+    ours = pairs[name][0]
+    messages = [SYSTEM, *TURNS] if STYLES[name].system else TURNS
+    assert by_characters(ours, messages, frozenset(roles)) == expected
+    result = encode(ours, {"messages": messages}, train_on=list(roles))
+    trained = [part.split("⟧")[0] for part in expected.split("⟦")[1:]]
+    runs = np.flatnonzero(np.diff(result.mask.astype(int), prepend=0, append=0)).reshape(-1, 2)
+    assert [ours.decode(result.tokens[a:b]).strip() for a, b in runs] == [part.strip() for part in trained]
+
+
+def test_turns_of_tools_and_a_turn_left_out(pairs: dict) -> None:
+    """Two answers of tools share a turn in this layout; the second one ends it."""
+    ours = pairs["qwen2.5"][0]
+    messages = [
+        {"role": "user", "content": "1+1? 2+2?"},
+        {"role": "assistant", "content": "Asking."},
+        {"role": "tool", "content": "2"},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "2 and 4", "train": False},
+        {"role": "user", "content": "Thanks"},
+        {"role": "assistant", "content": "2 and 4"},
+    ]
+    assert by_characters(ours, messages, frozenset({"assistant", "tool"})) == (
+        "<|im_start|>user\n1+1? 2+2?<|im_end|>\n<|im_start|>assistant\n⟦Asking.<|im_end|>⟧\n"
+        "<|im_start|>user\n<tool_response>\n⟦2\n</tool_response>⟧"
+        "\n<tool_response>\n⟦4\n</tool_response><|im_end|>⟧\n"
+        "<|im_start|>assistant\n2 and 4<|im_end|>\n<|im_start|>user\nThanks<|im_end|>\n"
+        "<|im_start|>assistant\n⟦2 and 4<|im_end|>⟧\n"
+    )
+    result = encode(ours, {"messages": TURNS}, train_on=["tool"])
+    assert "no turn of the tool; roles: user, assistant" in result.dropped["nothing to train on"].detail
+
+
+def test_a_role_whose_content_changes_what_is_around_it_is_not_guessed(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content | length ~ m.role ~ m.content ~ '<|im_end|>' }}{% endfor %}"
+    ours = Tokenizer(write_tokenizer(tmp_path, template=template))
+    assert "hides where" in next(iter(encode(ours, {"messages": TURNS}, train_on=["user"]).dropped))
+
+
 def test_reasoning_that_the_template_removes_or_adds(pairs: dict) -> None:
     ours = pairs["qwen3"][0]
     turns = [

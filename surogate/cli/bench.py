@@ -25,6 +25,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--recompute", choices=["off", "selective", "block"], default="off")
     parser.add_argument("--recipe", choices=["auto", "fp32", "bf16"], default="auto")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: one a physical core")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", metavar="FILE", help="write the whole record there")
     parser.set_defaults(run=run)
 
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from surogate.errors import UserError
     from surogate.track.machine import Machine
     from surogate.train.bench import BenchOptions, bench
+    from surogate.train.setup import default_cache
 
     for name in ("batch", "sequence_len", "accumulation", "steps"):
         if getattr(args, name) < 1:
@@ -51,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
             recompute=args.recompute,
             recipe=args.recipe,
             threads=args.threads,
+            device=args.device,
+            cache_dir=default_cache() if args.device == "cuda" else None,
         )
     )
     record["machine"] = str(Machine.here())

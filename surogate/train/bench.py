@@ -49,14 +49,22 @@ class BenchOptions:
     recipe: str = "auto"
     threads: int = 0
     rank: int = 16
+    device: str = "cpu"
+    cache_dir: Path | None = None  # a GPU's chosen algorithms
 
 
 def bench(options: BenchOptions) -> dict[str, Any]:
     """Measure; returns a record for JSON. Seconds, bytes, flop/s; ``share_of_floor`` is floor / measured time."""
     started = time.perf_counter()
     threads = options.threads or physical_cores()
-    compiled = _compile(options, threads)
-    runtime = Runtime(compiled, threads)
+    sm, gpu = 0, None
+    if options.device == "cuda":
+        from surogate import cuda
+
+        sm = cuda.require(0).sm
+        gpu = cuda.engine_arguments(0, cache_dir=options.cache_dir)
+    compiled = _compile(options, threads, sm)
+    runtime = Runtime(compiled, threads, gpu)
     _fill(runtime)
     with tempfile.TemporaryDirectory(prefix="surogate-bench-") as folder:
         seconds, ready = _steps(runtime, options, Path(folder), started)
@@ -67,7 +75,7 @@ def bench(options: BenchOptions) -> dict[str, Any]:
     step = statistics.median(seconds)
     table = compiled.memory.table()
     return {
-        "options": asdict(options),
+        "options": {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()},
         "threads": threads,
         "parameters": compiled.parameters,
         "trainable": compiled.trainable_parameters,
@@ -87,16 +95,18 @@ def bench(options: BenchOptions) -> dict[str, Any]:
     }
 
 
-def _compile(o: BenchOptions, threads: int) -> Compiled:
+def _compile(o: BenchOptions, threads: int, sm: int) -> Compiled:
     options = CompileOptions(
         batch=o.batch,
         sequence_len=o.sequence_len,
         max_documents=o.batch,
-        recipe=get_recipe(o.recipe),
+        recipe=get_recipe(o.recipe, device=o.device),
         lora=LoraOptions(rank=o.rank, alpha=2.0 * o.rank) if o.mode == "lora" else None,
         optimizer=AdamW(weight_decay=0.01),
         recompute=o.recompute,
         threads=threads,
+        device=o.device,
+        sm=sm,
     )
     return compile_model(build(config_of(o.size)), options, lambda name: "bf16")
 
@@ -150,12 +160,20 @@ def _steps(runtime: Runtime, o: BenchOptions, folder: Path, started: float) -> t
     feed = _feeder(o, folder, o.warmup + o.steps)
     seconds, first = [], 0.0
     for step in range(1, o.warmup + o.steps + 1):
-        result = runtime.train_step(feed, o.accumulation, _scalars(step), 0, step)
+        begin = time.perf_counter()
+        runtime.train_step(feed, o.accumulation, _scalars(step), 0, step)
+        _wait(runtime)
+        end = time.perf_counter()
         if step == 1:
-            first = time.perf_counter() - started
+            first = end - started
         if step > o.warmup:
-            seconds.append(float(result["seconds"]))
+            seconds.append(end - begin)
     return seconds, first
+
+
+def _wait(runtime: Runtime) -> None:
+    """Until the device has done all that it was given."""
+    runtime.read(runtime.compiled.memory.ref("grad_norm"))
 
 
 def _profile(runtime: Runtime, o: BenchOptions, folder: Path) -> list[dict[str, Any]]:
@@ -222,6 +240,7 @@ def _seconds(runtime: Runtime, instruction: Instruction) -> float:
         for _ in range(4):
             begin = time.perf_counter()
             runtime.engine.run("alone")
+            _wait(runtime)
             found.append(time.perf_counter() - begin)
         best = min(found[1:])
         if best >= _SECONDS or repeat >= 4096:

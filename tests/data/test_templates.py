@@ -152,8 +152,8 @@ _ROLES = [
      "<|im_start|>assistant\none<|im_end|>\n<|im_start|>user\n⟦Say one again<|im_end|>⟧\n"
      "<|im_start|>assistant\none<|im_end|>\n"),
     ("qwen2.5", ("system", "assistant"), "<|im_start|>system\n⟦Be kind.<|im_end|>⟧\n"
-     "<|im_start|>user\nSay one<|im_end|>\n<|im_start|>assistant\n⟦one<|im_end|>⟧\n<|im_start|>user\nSay one again<|im_end|>\n"
-     "<|im_start|>assistant\n⟦one<|im_end|>⟧\n"),
+     "<|im_start|>user\nSay one<|im_end|>\n<|im_start|>assistant\n⟦one<|im_end|>⟧\n"
+     "<|im_start|>user\nSay one again<|im_end|>\n<|im_start|>assistant\n⟦one<|im_end|>⟧\n"),
     ("llama3", ("system", "user"), "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n⟦Be kind.<|eot_id|>⟧"
      "<|start_header_id|>user<|end_header_id|>\n\n⟦Say one<|eot_id|>⟧"
      "<|start_header_id|>assistant<|end_header_id|>\n\none<|eot_id|>"

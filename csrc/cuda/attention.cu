@@ -50,7 +50,7 @@ __global__ void move_statistics(const int32_t* cu_seqlens, int heads, int64_t le
     }
 }
 
-// Steps of 16-byte pieces to where a tensor has its tokens; grid.y picks one of two.
+// Rows of 16-byte pieces to where a tensor has its tokens; grid.y picks one of two.
 struct Move {
     const uint4* from[2];
     uint4* to[2];

@@ -66,15 +66,18 @@ def symbol(runtime: Runtime, program: str, name: str) -> np.ndarray:
 
 def micro_step(runtime: Runtime, arrays: dict[str, np.ndarray], loss_scale: float, seed: int = 0) -> float:
     """Run one micro-step on these inputs; gradients accumulate. Returns the summed loss of this micro-step."""
-    for name, value in arrays.items():
-        symbol(runtime, "micro_step", name)[:] = value
     symbols = runtime.compiled.programs["micro_step"].symbols
-    symbol(runtime, "micro_step", "loss_scale")[:] = loss_scale
-    symbol(runtime, "micro_step", "loss")[:] = 0
-    if "seed" in symbols:
-        symbol(runtime, "micro_step", "seed")[:] = seed
+    values = {
+        **arrays,
+        "loss_scale": np.array([loss_scale], np.float32),
+        "loss": np.zeros(1),
+        "seed": np.array([seed], np.int64),
+    }
+    for name, value in values.items():
+        if name in symbols:
+            runtime.write(symbols[name], value)
     runtime.engine.run("micro_step")
-    return float(symbol(runtime, "micro_step", "loss")[0])
+    return float(runtime.read(symbols["loss"])[0])
 
 
 def gradient(runtime: Runtime, name: str) -> np.ndarray:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from surogate.data.chunks import Chunk, Segment
 from surogate.data.formats import BadRow, Chat, Completion, Example, Fields, Format, Text, Tokens
 from surogate.data.options import DataOptions
-from surogate.data.sources import Chunk, Segment
 from surogate.data.stretch import CONTEXT, LONG_TEXT, STRETCH, stretches
 from surogate.data.template import Span, TemplateRefusal
 from surogate.data.tokenizer import Tokenizer
 from surogate.data.turns import TurnFinder, TurnsNotFound
+from surogate.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -108,6 +109,12 @@ class RowEncoder:
             UserError: the file is damaged, or there is no chat template for a row that needs one.
         """
         if isinstance(chunk, Segment):
+            if form.name != "text":
+                raise UserError(
+                    f"a text file is one document, not rows of type {form.name}",
+                    where=chunk.name,
+                    expected="type: text, or auto",
+                )
             return self._segment(chunk)
         result = ChunkResult(chunk.file, *_nothing(), size=chunk.size)
         kept: list[tuple[int, np.ndarray, np.ndarray]] = []

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from surogate.data.cache import Cache, make_key
+from surogate.data.chunks import Chunk, Segment
 from surogate.data.options import DataOptions, DatasetSpec
 from surogate.data.report import DataReport, DatasetReport, reports_from_plain, reports_to_plain
 from surogate.data.shards import Shard, ShardWriter, open_shard, read_meta
 from surogate.data.shuffle import keys
-from surogate.data.sources import Chunk, Segment, Source
+from surogate.data.sources import Source
 from surogate.data.tokenizer import Tokenizer
 from surogate.errors import UserError
 
@@ -202,7 +203,7 @@ class _Builder:
 
         for index, source in enumerate(self.sources):
             spec = source.spec
-            chunks = source.chunks(self.work.options.objective == "pt")
+            chunks = source.chunks(self.work.options.splits_rows)
             form, reason, chunks = self._choose(source, chunks)
             self.reports.append(DatasetReport(spec.path, form, reason, notes=list(source.notes)))
             size = f" ({source.size() / 1e6:.1f} MB)" if source.size() else ""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
+from surogate.data.chunks import Chunk
 from surogate.data.encode import ChunkResult, RowEncoder
 from surogate.data.formats import get_format
 from surogate.data.options import DataOptions
-from surogate.data.sources import Chunk
 from surogate.data.tokenizer import Tokenizer
 from surogate.errors import UserError
 

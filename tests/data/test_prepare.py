@@ -14,7 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surogate.data import DataOptions, DatasetSpec, Prepared, Tokenizer, cache, encode, prepare, sources, workers
+from surogate.data import (
+    DataOptions,
+    DatasetSpec,
+    Prepared,
+    Tokenizer,
+    cache,
+    encode,
+    json_rows,
+    prepare,
+    readers,
+    workers,
+)
 from surogate.errors import UserError
 from tests.data.samples import STYLES, chat, marked, write_rows, write_tokenizer
 
@@ -121,7 +132,7 @@ def test_several_data_sets_follow_one_another(tmp_path: Path, tokenizer: Tokeniz
 def test_processes_change_nothing(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_rows(tmp_path / "a.jsonl", [*QA, chat("user: no answer")] * 20)
     alone = run(tmp_path, tokenizer, path)
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(json_rows, "CHUNK_BYTES", 2000)
     monkeypatch.setattr(workers, "_ALONE", 2)
     here = count_encodings(monkeypatch)
     several = run(tmp_path, tokenizer, path, num_workers=2, cache_dir=tmp_path / "other")
@@ -146,7 +157,7 @@ def test_long_texts_have_the_ids_of_the_whole(tmp_path: Path, monkeypatch: pytes
         with monkeypatch.context() as patch:
             patch.setattr(encode, "LONG_TEXT", 1000)
             patch.setattr(encode, "STRETCH", 500)
-            patch.setattr(sources, "SEGMENT", 900)
+            patch.setattr(readers, "SEGMENT", 900)
             other = {"cache_dir": tmp_path / "in stretches", "truncation": "split"}
             assert [rows_of(run(tmp_path, tokenizer, path, **other)) for path in paths] == whole
             # As training text, a file is read stretch by stretch.

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surogate.data import DatasetSpec, sources
-from surogate.data.sources import Segment, Source
+from surogate.data import DatasetSpec, json_rows, readers
+from surogate.data.chunks import Segment
+from surogate.data.sources import Source
 from surogate.data.stretch import cut_before, stretches
 from surogate.errors import UserError
 
@@ -85,8 +86,8 @@ def test_lines_keep_their_numbers_whatever_the_blocks(
     path = tmp_path_factory.mktemp("lines") / "a.jsonl"
     path.write_text("\n".join(json.dumps({"x": "y" * n}) if n else "" for n in lengths) + " ")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_BLOCK", block)
-        patch.setattr(sources, "CHUNK_BYTES", chunk)
+        patch.setattr(readers, "_BLOCK", block)
+        patch.setattr(json_rows, "CHUNK_BYTES", chunk)
         rows = read(path)
     assert [(number, len(row["x"])) for number, row in rows] == [(i, n) for i, n in enumerate(lengths, 1) if n]
 
@@ -147,8 +148,8 @@ def test_hub_data_set_by_way_of_the_datasets_library(tmp_path: Path, monkeypatch
 def test_text_file_in_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(f"line {i} é😀 words\n" for i in range(2000))
     path = write(tmp_path / "a.txt", text.encode())
-    monkeypatch.setattr(sources, "SEGMENT", 1000)
-    monkeypatch.setattr(sources, "_BLOCK", 777)  # cuts through characters
+    monkeypatch.setattr(readers, "SEGMENT", 1000)
+    monkeypatch.setattr(readers, "_BLOCK", 777)  # cuts through characters
     parts = list(Source(DatasetSpec(str(path)), "datasets.0").chunks(True))
     assert all(isinstance(part, Segment) for part in parts) and len(parts) > 20
     assert "".join(part.text for part in parts) == text

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from surogate.data.chunks import Rows
 from surogate.data.encode import RowEncoder
 from surogate.data.formats import Chat, get_format
 from surogate.data.options import DataOptions
-from surogate.data.sources import Rows
 from surogate.data.template import ChatTemplate
 from surogate.data.tokenizer import Tokenizer
 from surogate.data.turns import TurnFinder, TurnsNotFound

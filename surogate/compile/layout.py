@@ -117,18 +117,22 @@ class Layout:
             if operand is None or operand.kind != "temp" or operand.type != out.type:
                 continue
             window = self.windows[operand]
-            if window.root.slot or window.root.nbytes != out.type.nbytes or window.row != _row(out.shape):
+            if window.root.slot or sum(1 for x in node.inputs if x is operand) > 1 or operand in self.graph.outputs:
                 continue
-            if sum(1 for x in node.inputs if x is operand) > 1 or operand in self.graph.outputs:
-                continue
-            if all(self._last.get(v, -1) <= here for v in window.root.values) and not self._taken(node, window):
+            sharing = self._sharing(operand)
+            if all(self._last.get(v, -1) <= here for v in sharing) and not self._taken(node, operand, sharing):
                 return window
         return None
 
-    def _taken(self, node: Node, window: Window) -> bool:
-        """Whether another result of the node, or another operand, already lies in this root."""
-        others = [v for v in node.outputs if v is not None and v in self.windows]
-        return any(self.windows[v].root is window.root for v in others)
+    def _sharing(self, value: Value) -> list[Value]:
+        """Values of the same root that lie where this one does, itself included."""
+        first, last = self._columns(value)
+        spans = ((v, *self._columns(v)) for v in self.windows[value].root.values)
+        return [v for v, start, end in spans if start < last and end > first]
+
+    def _taken(self, node: Node, operand: Value, sharing: list[Value]) -> bool:
+        """Whether another result of the node already lies there."""
+        return any(v is not operand and v in sharing for v in node.outputs if v is not None)
 
     def _view(self, node: Node) -> None:
         if node.op == "concat":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from surogate.cli import _common
@@ -13,7 +15,10 @@ from surogate.errors import UserError
 if TYPE_CHECKING:
     from surogate.data import Shard, Tokenizer
 
-_GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
+_GREEN, _DIM, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
+# Control characters, which a terminal would obey, by their pictures; line breaks and tabs stay.
+_PICTURES = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | {0x7F: 0x2421}
+_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0x2426)
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,22 +50,73 @@ def run(args: argparse.Namespace) -> int:
 
     config, mode = _common.load(args), "pt" if args.pt else "sft"
     check_mode(config, mode)
+    from surogate.data import epoch_order
     from surogate.train.setup import prepare_data
 
-    prepared, tokenizer = prepare_data(config, mode, print)
-    marks = (_GREEN, _PLAIN) if sys.stdout.isatty() else ("[[", "]]")
+    with _bar() as progress:
+        prepared, tokenizer = prepare_data(config, mode, print, progress=progress)
+    batch = config.effective_batch_size
+    order = epoch_order(
+        prepared.train,
+        sequence_len=config.sequence_len,
+        packing=config.sample_packing,
+        seed=config.seed,
+        epoch=0,
+        global_batch=batch,
+    )
+    print(f"first epoch: {order}; {len(order) // batch:,} steps")
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     for number in range(min(args.show, prepared.train.rows)):
-        print(f"\n--- row {number}, {prepared.train.lengths[number]} tokens")
-        print("".join(_marked(prepared.train, number, tokenizer, marks)))
+        print("\n" + "".join(shown(prepared.train, number, tokenizer, config.sequence_len, colour)))
     return 0
 
 
-def _marked(shard: Shard, number: int, tokenizer: Tokenizer, marks: tuple[str, str]) -> Iterator[str]:
-    """Yield the text of a row, run by run; runs of targets between ``marks``."""
+@contextmanager
+def _bar() -> Iterator[Callable[[str, float], None] | None]:
+    """Give what shows progress: a bar on a terminal, else nothing, and then the report has lines instead."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, int] = {}
+
+        def progress(name: str, share: float) -> None:
+            if name not in tasks:
+                tasks[name] = int(bar.add_task(name, total=1.0))
+            bar.update(tasks[name], completed=share)  # type: ignore[arg-type]
+
+        yield progress
+
+
+def shown(shard: Shard, number: int, tokenizer: Tokenizer, sequence_len: int, colour: bool) -> Iterator[str]:
+    """Yield the text of a row of a shard, with marks around what is trained.
+
+    Args:
+        shard: where the row is.
+        number: of the row.
+        tokenizer: of the model.
+        sequence_len: a longer row is trained in pieces, whose edges are shown.
+        colour: mark with colours, else with ``[[`` and ``]]``.
+    """
     tokens, mask = shard.row(number)
-    start = 0
-    for end in range(1, len(tokens) + 1):
-        if end == len(tokens) or mask[end] != mask[start]:
-            text = tokenizer.decode(tokens[start:end].tolist())
-            yield marks[0] + text + marks[1] if mask[start] else text
-            start = end
+    ids = tokens.tolist()
+    head = f"--- {shard.origin(int(shard.index[number]))}: {len(ids)} tokens, {int(mask.sum())} trained\n"
+    yield _DIM + head + _PLAIN if colour else head
+    on, off = (_GREEN, _PLAIN) if colour else ("[[", "]]")
+    whole = tokenizer.decode(ids)
+    start, at = 0, 0
+    for end in range(1, len(ids) + 1):
+        edge = end < len(ids) and end % sequence_len == 0
+        if end < len(ids) and mask[end] == mask[start] and not edge:
+            continue
+        # Decoding a part alone may lose a space at its beginning, so the text is cut out of the whole.
+        upto = len(whole) if end == len(ids) else len(os.path.commonprefix([whole, tokenizer.decode(ids[:end])]))
+        text = whole[at:upto].translate(_PICTURES)
+        yield on + text + off if mask[start] and text else text
+        if edge:
+            line = "\n--- the next sequence goes on\n"
+            yield _DIM + line + _PLAIN if colour else line
+        start, at = end, upto

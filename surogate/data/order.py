@@ -40,6 +40,10 @@ class Order:
         filled = int((np.diff(self.sequences) > 0).sum())
         return float(self.pieces[:, 1].sum()) / (filled * self.sequence_len) if filled else 0.0
 
+    def __str__(self) -> str:
+        filled = int((np.diff(self.sequences) > 0).sum())
+        return f"{filled:,} sequences of {self.sequence_len:,} positions, {self.used:.1%} of them used"
+
 
 def epoch_order(shard: Shard, *, sequence_len: int, packing: bool, seed: int, epoch: int, global_batch: int) -> Order:
     """Return the order of one epoch. It depends on the data, ``seed`` and ``epoch``, and on nothing else.

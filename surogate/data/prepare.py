@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -24,6 +25,7 @@ Progress = Callable[[str, float], None]
 
 _LOOK_AT = 64  # first rows that decide about the format
 _HOLD_BACK = 4  # salt
+_SAY_EVERY = 15.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def prepare(options: DataOptions, tokenizer: Tokenizer, report: Say, progress: P
         tokenizer: of the model. If ``options.chat_template`` is given, it is set in the tokenizer too, so that
             :meth:`Tokenizer.save` writes the template that was trained with.
         report: gets lines of text: what is being done, and at the end the report.
-        progress: gets the data set that is tokenised and the share done, many times; for a progress bar.
+        progress: gets the data set that is tokenised and the share done, many times; for a progress bar. ``None``:
+            ``report`` gets a line every 15 seconds.
 
     Returns:
         Shards and report. The tokens do not depend on ``seed``, ``validation_split_ratio``, weights or ``packing``,
@@ -61,7 +64,7 @@ def prepare(options: DataOptions, tokenizer: Tokenizer, report: Say, progress: P
     if options.chat_template is not None:
         tokenizer.use_chat_template(options.chat_template)
     cache = Cache(options.cache_dir)
-    work = _Work(options, tokenizer, cache, report, progress or (lambda name, share: None))
+    work = _Work(options, tokenizer, cache, report, progress or _in_words(report))
     train, train_reports = work.shard(options.datasets, "datasets")
     validation: Shard | None = None
     validation_reports: list[DatasetReport] = []
@@ -75,6 +78,18 @@ def prepare(options: DataOptions, tokenizer: Tokenizer, report: Say, progress: P
     for line in data_report.lines():
         report(line)
     return Prepared(train, validation, data_report)
+
+
+def _in_words(say: Say) -> Progress:
+    said = time.monotonic()
+
+    def progress(name: str, share: float) -> None:
+        nonlocal said
+        if time.monotonic() - said > _SAY_EVERY and share:
+            said = time.monotonic()
+            say(f"tokenising {name}: {share:.0%}")
+
+    return progress
 
 
 def hold_back(shard: Shard, ratio: float, seed: int) -> tuple[Shard, Shard]:

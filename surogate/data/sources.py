@@ -122,7 +122,9 @@ class Source:
         }
 
     def size(self) -> int:
-        """Return the bytes of all files; 0 if unknown."""
+        """Return the bytes of all rows, about; 0 if unknown."""
+        if self._hub is not None:
+            return int(getattr(self._hub.data, "nbytes", 0))
         return sum(path.stat().st_size for path in self.files)
 
     # Reading

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from multiprocessing import connection
 from pathlib import Path
 
 from surogate.data.chunks import Chunk
@@ -90,11 +92,20 @@ _encoder: RowEncoder  # of this worker process; made once by _start
 
 def _start(directory: Path, template: str | None, options: DataOptions) -> None:
     global _encoder
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's own threads: here the processes are the parallelism
     tokenizer = Tokenizer(directory)
     if template is not None:
         tokenizer.use_chat_template(template)
     _encoder = RowEncoder(tokenizer, options)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone: killed, it tells nobody, and the queue would be waited on for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _encode(job: Job) -> ChunkResult:

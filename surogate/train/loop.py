@@ -127,10 +127,13 @@ class Trainer:
                 modules=compiled.adapters.names, count=len(compiled.adapters.modules),
                 trainable=compiled.trainable_parameters, parameters=compiled.parameters,
             )  # fmt: skip
-        report = self.prepared.report
+        from surogate.data import Order
+
+        report, order = self.prepared.report, Order(self.order.pieces, self.order.sequences, c.sequence_len)
         self.events.emit(
             "data", rows_in=report.rows_in, rows=report.rows, tokens=report.tokens, targets=report.targets,
             dropped={cause: rows.count for cause, rows in report.dropped.items()},
+            positions_used=order.used, lines=[f"whole run: {order}"],
         )  # fmt: skip
         self.events.emit(
             "batch", effective=c.effective_batch_size, per_device=c.per_device_train_batch_size,

@@ -162,9 +162,21 @@ def _compare(source: WeightSource, expected: Mapping[str, tuple[int, ...]], file
 
 
 def prepare_data(
-    config: TrainConfig, mode: str, report: Callable[[str], None] | None = None, files: ModelFiles | None = None
+    config: TrainConfig,
+    mode: str,
+    report: Callable[[str], None] | None = None,
+    files: ModelFiles | None = None,
+    progress: Callable[[str, float], None] | None = None,
 ) -> tuple[Prepared, Tokenizer]:
-    """Tokenise (or find in the cache) the data of a configuration. ``mode``: ``sft`` or ``pt``."""
+    """Tokenise (or find in the cache) the data of a configuration.
+
+    Args:
+        config: of the run.
+        mode: ``sft`` or ``pt``.
+        report: gets lines of text.
+        files: of the model, if it has been opened.
+        progress: gets the data set that is tokenised and the share done; ``None``: ``report`` gets lines instead.
+    """
     from surogate.data import DataOptions, DatasetSpec, prepare
     from surogate.data.tokenizer import Tokenizer
 
@@ -194,7 +206,7 @@ def prepare_data(
         num_workers=config.dataset_num_workers,
         cache_dir=cache,
     )
-    return prepare(options, tokenizer, report or (lambda line: None)), tokenizer
+    return prepare(options, tokenizer, report or (lambda line: None), progress), tokenizer
 
 
 def default_cache() -> Path:

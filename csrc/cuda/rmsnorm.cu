@@ -8,20 +8,33 @@ namespace {
 
 constexpr int kTiles = 64;  // partial weight gradients; surogate/ops/rmsnorm.py plans their room
 
-// Threads of a row.
+// Threads of a row: as many as it has packs of 8, so that short rows (a head of q) do not idle half a warp.
 template <typename Fn>
 void with_group(int64_t width, const Fn& fn) {
+    if (width <= 128) return fn(std::integral_constant<int, 16>{});
     if (width <= 512) return fn(std::integral_constant<int, 32>{});
+    if (width <= 1024) return fn(std::integral_constant<int, 128>{});
     fn(std::integral_constant<int, 256>{});
 }
 
+// Threads of a block: several rows where a row takes less than a warp or a warp, else one row.
+template <int kGroup>
+constexpr int kBlockOf = kGroup <= 32 ? 256 : kGroup;
+
+// The sum over the threads of a row. Rows beyond the last must take part in it.
 template <int kGroup>
 __device__ float group_sum(float x) {
-    if constexpr (kGroup == 32) {
-        return warp_sum(x);
+    if constexpr (kGroup <= 32) {
+#pragma unroll
+        for (int lane = kGroup / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffU, x, lane);
+        return x;
     } else {
         return block_sum<kGroup>(x);
     }
+}
+
+void need_dense(const Tensor& rstd) {
+    if (!rstd.contiguous()) throw std::invalid_argument("rstd must be dense");
 }
 
 struct Norm {
@@ -36,10 +49,11 @@ struct Norm {
 
 // One row: h = x + r where kAdd (h is stored, and the norm is of what is stored), y = w * h * rstd.
 template <typename T, typename W, int kSize, int kGroup, bool kAdd>
-__global__ void __launch_bounds__(256) normalise(Norm n) {
-    constexpr int kRowsABlock = 256 / kGroup;
-    const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsABlock + threadIdx.x / kGroup;
-    if (row >= n.rows) return;  // a whole group at once
+__global__ void __launch_bounds__(kBlockOf<kGroup>) normalise(Norm n) {
+    constexpr int kRowsABlock = kBlockOf<kGroup> / kGroup;
+    const int64_t place = static_cast<int64_t>(blockIdx.x) * kRowsABlock + threadIdx.x / kGroup;
+    const bool inside = place < n.rows;  // a group beyond the last row does its neighbour's sums and writes nothing
+    const int64_t row = inside ? place : n.rows - 1;
     const int lane = static_cast<int>(threadIdx.x) % kGroup;
     const T* x = static_cast<const T*>(n.x) + n.x_rows[row];
     const T* r = kAdd ? static_cast<const T*>(n.r) + n.r_rows[row] : nullptr;
@@ -59,7 +73,7 @@ __global__ void __launch_bounds__(256) normalise(Norm n) {
             load<kSize>(r + c, b);
 #pragma unroll
             for (int e = 0; e < kSize; ++e) a[e] = widen(narrow<T>(a[e] + b[e]));
-            store<kSize>(h + c, a);
+            if (inside) store<kSize>(h + c, a);
         }
 #pragma unroll
         for (int e = 0; e < kSize; ++e) sum += a[e] * a[e];
@@ -72,6 +86,7 @@ __global__ void __launch_bounds__(256) normalise(Norm n) {
         }
     }
     const float rstd = rsqrtf(group_sum<kGroup>(sum) / static_cast<float>(n.width) + n.eps);
+    if (!inside) return;
     if (lane == 0) n.rstd[row] = rstd;
     const T* again = kAdd ? h : x;
     count = 0;
@@ -102,11 +117,12 @@ void launch(const Call& call, const Norm& n, const Tensor& x, const Tensor& w, b
                 using T = decltype(kind);
                 using W = decltype(weight);
                 constexpr int kGroup = decltype(group)::value;
-                const auto blocks = static_cast<unsigned>(divide_up(n.rows, 256 / kGroup));
+                constexpr int kBlock = kBlockOf<kGroup>;
+                const auto blocks = static_cast<unsigned>(divide_up(n.rows, kBlock / kGroup));
                 if (packed) {
-                    normalise<T, W, 8, kGroup, kAdd><<<blocks, 256, 0, stream_of(call)>>>(n);
+                    normalise<T, W, 8, kGroup, kAdd><<<blocks, kBlock, 0, stream_of(call)>>>(n);
                 } else {
-                    normalise<T, W, 1, kGroup, kAdd><<<blocks, 256, 0, stream_of(call)>>>(n);
+                    normalise<T, W, 1, kGroup, kAdd><<<blocks, kBlock, 0, stream_of(call)>>>(n);
                 }
             });
         });
@@ -116,6 +132,7 @@ void launch(const Call& call, const Norm& n, const Tensor& x, const Tensor& w, b
 
 void rmsnorm(const Call& call) {
     const Tensor &x = call.in[0], &w = call.in[1], &y = call.out[0], &rstd = call.out[1];
+    need_dense(rstd);
     Norm n{};
     n.x = x.data, n.w = w.data, n.y = y.data, n.rstd = rstd.as<float>();
     n.x_rows = rows_of(x), n.y_rows = rows_of(y);
@@ -126,6 +143,7 @@ void rmsnorm(const Call& call) {
 void add_rmsnorm(const Call& call) {
     const Tensor &x = call.in[0], &r = call.in[1], &w = call.in[2];
     const Tensor &h = call.out[0], &y = call.out[1], &rstd = call.out[2];
+    need_dense(rstd);
     Norm n{};
     n.x = x.data, n.r = r.data, n.w = w.data, n.h = h.data, n.y = y.data, n.rstd = rstd.as<float>();
     n.x_rows = rows_of(x), n.r_rows = rows_of(r), n.h_rows = rows_of(h), n.y_rows = rows_of(y);
@@ -145,10 +163,11 @@ struct Backward {
 
 // dx = rstd * (a - n * mean(a n)) + acc, with a = dy w and n = x rstd. dx may be dy or acc.
 template <typename T, typename W, int kSize, int kGroup>
-__global__ void __launch_bounds__(256) input_gradient(Backward b) {
-    constexpr int kRowsABlock = 256 / kGroup;
-    const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsABlock + threadIdx.x / kGroup;
-    if (row >= b.rows) return;
+__global__ void __launch_bounds__(kBlockOf<kGroup>) input_gradient(Backward b) {
+    constexpr int kRowsABlock = kBlockOf<kGroup> / kGroup;
+    const int64_t place = static_cast<int64_t>(blockIdx.x) * kRowsABlock + threadIdx.x / kGroup;
+    const bool inside = place < b.rows;
+    const int64_t row = inside ? place : b.rows - 1;
     const int lane = static_cast<int>(threadIdx.x) % kGroup;
     const T* dy = static_cast<const T*>(b.dy) + b.dy_rows[row];
     const T* x = static_cast<const T*>(b.x) + b.x_rows[row];
@@ -166,6 +185,7 @@ __global__ void __launch_bounds__(256) input_gradient(Backward b) {
         for (int e = 0; e < kSize; ++e) sum += g[e] * v[e] * a[e];
     }
     const float mean = group_sum<kGroup>(sum) * rstd / static_cast<float>(b.width);
+    if (!inside) return;
     for (int c = lane * kSize; c < b.width; c += kGroup * kSize) {
         float g[kSize], a[kSize], v[kSize];
         load<kSize>(dy + c, g);
@@ -208,6 +228,7 @@ __global__ void __launch_bounds__(256) weight_sum(const float* partial, const fl
 void rmsnorm_backward(const Call& call) {
     const Tensor &dy = call.in[0], &x = call.in[1], &w = call.in[2], &rstd = call.in[3];
     const Tensor &acc_dx = call.in[4], &acc_dw = call.in[5], &dx = call.out[0], &dw = call.out[1];
+    need_dense(rstd);
     Backward b{};
     b.dy = dy.data, b.x = x.data, b.w = w.data, b.rstd = rstd.as<float>();
     b.dy_rows = rows_of(dy), b.x_rows = rows_of(x);
@@ -232,11 +253,12 @@ void rmsnorm_backward(const Call& call) {
                 using T = decltype(kind);
                 using W = decltype(weight);
                 constexpr int kGroup = decltype(group)::value;
-                const auto blocks = static_cast<unsigned>(divide_up(b.rows, 256 / kGroup));
+                constexpr int kBlock = kBlockOf<kGroup>;
+                const auto blocks = static_cast<unsigned>(divide_up(b.rows, kBlock / kGroup));
                 if (packed) {
-                    input_gradient<T, W, 8, kGroup><<<blocks, 256, 0, stream_of(call)>>>(b);
+                    input_gradient<T, W, 8, kGroup><<<blocks, kBlock, 0, stream_of(call)>>>(b);
                 } else {
-                    input_gradient<T, W, 1, kGroup><<<blocks, 256, 0, stream_of(call)>>>(b);
+                    input_gradient<T, W, 1, kGroup><<<blocks, kBlock, 0, stream_of(call)>>>(b);
                 }
             });
         });

@@ -54,6 +54,7 @@ void rope(const Call& call) {
     const Tensor &x = call.in[0], &cosines = call.in[1], &sines = call.in[2], &y = call.out[0];
     const int half = static_cast<int>(width_of(x) / 2), heads = static_cast<int>(x.shape[1]);
     const int64_t rows = x.rows();
+    if (!cosines.contiguous() || !sines.contiguous()) throw std::invalid_argument("cos and sin must be dense");
     const float sign = call.attrs.flag("inverse") ? -1.0F : 1.0F;
     const bool packed = half % 8 == 0 && packs(x, 8) && packs(y, 8) && packs(cosines, 4) && packs(sines, 4);
     with_float(x.dtype, [&](auto kind) {

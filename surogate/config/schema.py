@@ -365,7 +365,7 @@ class TrainConfig(_Strict):
     recipe: Literal["auto", "fp32", "bf16"] = _key(
         "auto",
         "Number formats. `fp32`: all that is trained is fp32; frozen weights stay in the checkpoint's type when that "
-        "loses nothing. `bf16`: trained weights are stored in bf16. `auto`: what suits the device (CPU: fp32).",
+        "loses nothing. `bf16`: trained weights are stored in bf16. `auto`: fp32 on the CPU, bf16 on a GPU.",
         section="Numbers, memory, device",
         instead={
             "bf16": "recipe: bf16",
@@ -397,7 +397,11 @@ class TrainConfig(_Strict):
             )
         },
     )
-    device: Literal["auto", "cpu", "cuda"] = _key("auto", "Where to train. This version has the CPU alone.")
+    device: Literal["auto", "cpu", "cuda"] = _key(
+        "auto",
+        "Where to train. `auto`: the first GPU that can be used, else the CPU. `cuda`: refused, with the reason, where "
+        "none can be used.",
+    )
     cpu_threads: Int = _key(
         0,
         "Threads of the CPU engine. 0: one for each physical core. The numbers do not depend on it.",
@@ -479,8 +483,8 @@ NOT_NEEDED: dict[str, str] = {
     "deepspeed*": "training on several devices is not in this version; leave the line out",
     "fsdp*": "training on several devices is not in this version; leave the line out",
     "ddp*": "training on several devices is not in this version; leave the line out",
-    "gpus": "this version has no CUDA backend; leave the line out",
-    "offload*": "this version has no CUDA backend, so there is nothing to offload; leave the line out",
+    "gpus": "training on several GPUs is not in this version; leave the line out",
+    "offload*": "offload is not in this version; leave the line out",
     "report_to": "events.jsonl in output_dir is always written; trackers are not in this version; leave the line out",
     "wandb*": "events.jsonl in output_dir is always written; trackers are not in this version; leave the line out",
     "mlflow*": "events.jsonl in output_dir is always written; trackers are not in this version; leave the line out",
@@ -522,11 +526,11 @@ RENAMED_VALUES: dict[tuple[str, str], str] = {
 #: Values that are known and not (yet) offered: (key, value) to what to say.
 REFUSED_VALUES: dict[tuple[str, str], str] = {
     **{
-        ("recipe", name): f"{name} is not in this version, which has no CUDA backend; write recipe: bf16"
+        ("recipe", name): f"{name} is not in this version; write recipe: bf16"
         for name in ("fp8_hybrid", "fp8-hybrid", "fp8", "nvfp4")
     },
     ("recipe", "fp16"): "training in fp16 is not offered; write recipe: bf16",
-    ("device", "gpu"): "this version has no CUDA backend; write device: cpu",
+    ("device", "gpu"): "write device: cuda",
     ("device", "mps"): "there is no backend for Apple's GPUs; write device: cpu",
     **{
         ("lr_scheduler_type", name): f"{name} is not in this version; write lr_scheduler_type: cosine"

@@ -222,6 +222,17 @@ def _floor(runtime: Runtime, compiled: Compiled, accumulation: int) -> tuple[flo
     return total, {"copy_bytes_per_second": copy_rate, "best_product_flops_per_second": best, "alone_seconds": alone}
 
 
+def product_rate(runtime: Runtime) -> float:
+    """Rate of the largest product of the forward pass, run by itself, flop/s. Overwrites activations only."""
+    products = [
+        i
+        for i in runtime.compiled.programs["micro_step"].instructions
+        if i.op == "matmul" and i.phase == "forward" and i.inputs[3] is None
+    ]
+    largest = max(products, key=lambda i: i.flops)
+    return largest.flops / _seconds(runtime, largest)
+
+
 def _signature(i: Instruction) -> str:
     def form(refs: Iterable[TensorRef | None]) -> str:
         return ";".join(

@@ -23,8 +23,10 @@ from surogate.train.runtime import Runtime
 from surogate.train.schedule import Schedule
 from surogate.train.setup import (
     ModelFiles,
-    check_device,
+    check_gpu_memory,
+    choose_device,
     compile_config,
+    default_cache,
     load_weights,
     open_model,
     prepare_data,
@@ -64,7 +66,6 @@ def run(config: TrainConfig, mode: str = "sft", config_path: str | None = None) 
     from surogate.track import start
 
     check_mode(config, mode)
-    check_device(config)
     with start(config, mode) as events:
         return Trainer(config, mode, events).train(config_path)
 
@@ -95,7 +96,11 @@ class Trainer:
         check_output_dir(self.output_dir, 0)
         self.events.emit("config", path=config_path, config=c.model_dump(mode="json"))
         threads = threads_of(c)
-        self.events.emit("device", kind="cpu", name=cpu_name(), threads=threads)
+        device = choose_device(c)
+        if device.why_not:
+            self._warn(f"the GPU is not used: {device.why_not}")
+        name = cpu_name() if device.gpu is None else device.gpu.name
+        self.events.emit("device", kind=device.kind, name=name, threads=threads)
         self.files = open_model(c, with_weights=True)
         self.prepared, self.tokenizer = prepare_data(
             c, self.mode, lambda line: self.events.emit("progress", message=line), self.files
@@ -104,10 +109,15 @@ class Trainer:
         if self.prepared.validation is not None:
             self.evaluation = evaluation_order(self.prepared.validation, c)
         self.compiled = compile_config(
-            c, self.files, max_documents=self.order.max_documents,
+            c,
+            self.files,
+            device,
+            max_documents=self.order.max_documents,
             eval_documents=self.evaluation.max_documents if self.evaluation else 0,
         )  # fmt: skip
-        self.runtime = Runtime(self.compiled, threads)
+        check_gpu_memory(self.compiled, device)
+        cache = Path(c.cache_dir) if c.cache_dir else default_cache()
+        self.runtime = Runtime(self.compiled, threads, device.engine_arguments(cache))
         load_weights(self.runtime, self.files, c.seed)
         self.exporter = Exporter(self.runtime, c, self.files, self.tokenizer)
         self.checkpoints = CheckpointWriter(self.output_dir, c.save_total_limit or None)
@@ -214,11 +224,13 @@ class Trainer:
     def _measure_rate(self) -> float:
         """The machine's matrix product, flop/s: what the share of the speed of light is measured against."""
         from surogate import _native
+        from surogate.train.bench import product_rate
 
+        if self.runtime.on_gpu:
+            return product_rate(self.runtime)
         hidden, inner = int(self.files.config["hidden_size"]), int(self.files.config["intermediate_size"])
         tokens = self.config.per_device_train_batch_size * self.config.sequence_len
-        rate: float = _native.sgemm_rate(self.runtime.threads, min(tokens, 2048), inner, hidden)
-        return rate
+        return _native.sgemm_rate(self.runtime.threads, min(tokens, 2048), inner, hidden)
 
     def _step(self, step: int, feed: Any, schedule: Schedule) -> None:
         c = self.config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surogate.compile.compiler import Compiled
 from surogate.config.schema import TrainConfig
-from surogate.train.setup import check_device, compile_config, open_model, threads_of
+from surogate.train.setup import choose_device, compile_config, open_model, threads_of
 
 
 def plan(config: TrainConfig, dump: bool = False) -> str:
@@ -17,11 +17,13 @@ def plan(config: TrainConfig, dump: bool = False) -> str:
         config: a configuration; of ``model`` only ``config.json`` is read.
         dump: append every program, instruction by instruction.
     """
-    check_device(config)
+    device = choose_device(config)
     files = open_model(config, with_weights=False)
     documents = config.per_device_train_batch_size * max(2, config.sequence_len // 16)
     evaluate = bool(config.validation_datasets) or config.validation_split_ratio > 0
-    compiled = compile_config(config, files, max_documents=documents, eval_documents=documents if evaluate else 0)
+    compiled = compile_config(
+        config, files, device, max_documents=documents, eval_documents=documents if evaluate else 0
+    )
     parts = [describe(compiled, config)]
     if dump:
         parts += [p.format() for p in compiled.programs.values()]

@@ -20,10 +20,13 @@ from surogate.train.initial import initialise
 from surogate.train.runtime import Runtime, physical_cores
 
 if TYPE_CHECKING:
+    from surogate.cuda import Gpu
     from surogate.data import Prepared
     from surogate.data.tokenizer import Tokenizer
     from surogate.io.dtypes import TargetDType
     from surogate.io.weights import WeightSource
+
+_LIBRARY_ROOM = 512 << 20  # cuBLASLt, cuDNN and CUDA graphs, beside the context
 
 # Buffers that some checkpoints carry and every loader computes anew.
 _COMPUTED = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
@@ -64,10 +67,66 @@ def threads_of(config: TrainConfig) -> int:
     return config.cpu_threads or physical_cores()
 
 
-def check_device(config: TrainConfig) -> None:
-    """Refuse a device that this build cannot use."""
-    if config.device == "cuda":
-        raise UserError("this build has no CUDA backend", where=config.where("device"), fix="write device: cpu")
+@dataclass(frozen=True)
+class Device:
+    """Where a run computes. ``gpu`` None: on the CPU. ``why_not``: why ``auto`` left a GPU alone, if there is one."""
+
+    gpu: Gpu | None = None
+    why_not: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "cpu" if self.gpu is None else "cuda"
+
+    @property
+    def sm(self) -> int:
+        return 0 if self.gpu is None else self.gpu.sm
+
+    def engine_arguments(self, cache: Path) -> dict[str, Any] | None:
+        """What :class:`Runtime` needs to drive the GPU; None for the CPU."""
+        from surogate import cuda
+
+        return None if self.gpu is None else cuda.engine_arguments(self.gpu.index, cache_dir=cache)
+
+
+def choose_device(config: TrainConfig) -> Device:
+    """The device of a configuration. ``auto`` takes the first GPU that can be used, else the CPU.
+
+    Raises:
+        UserError: ``device: cuda`` and no GPU can be used; the message says what is missing.
+    """
+    from surogate import cuda
+
+    if config.device == "cpu":
+        return Device()
+    if config.device == "auto" and cuda.driver_version() is None:
+        return Device()
+    try:
+        return Device(cuda.require(0))
+    except UserError as error:
+        if config.device == "auto":
+            return Device(why_not=error.what)
+        raise UserError(error.what, where=config.where("device"), expected=error.expected, fix=error.fix) from None
+
+
+def check_gpu_memory(compiled: Compiled, device: Device) -> None:
+    """Refuse a plan that the GPU has no room for, before anything is allocated."""
+    from surogate import cuda
+    from surogate.train.plan import human
+
+    if device.gpu is None:
+        return
+    free, total = cuda.memory(device.gpu.index)
+    needed = compiled.memory.size("device") + _LIBRARY_ROOM
+    if needed > free:
+        table = ", ".join(f"{purpose} {human(n)}" for purpose, n in compiled.memory.table().items() if n > 1 << 20)
+        raise UserError(
+            f"the run needs {human(needed)} of GPU memory ({table}, libraries {human(_LIBRARY_ROOM)})",
+            where="device",
+            expected=f"at most the {human(free)} that are free of {human(total)} on {device.gpu.name}",
+            fix="lower per_device_train_batch_size or sequence_len, or set recompute: block (activations); "
+            "set lora: true (gradients, optimizer)",
+        )
 
 
 def lora_options(config: TrainConfig) -> LoraOptions | None:
@@ -81,8 +140,10 @@ def lora_options(config: TrainConfig) -> LoraOptions | None:
     )  # fmt: skip
 
 
-def compile_config(config: TrainConfig, files: ModelFiles, *, max_documents: int, eval_documents: int = 0) -> Compiled:
-    """Compile the model of a configuration. ``eval_documents`` 0: no evaluation program."""
+def compile_config(
+    config: TrainConfig, files: ModelFiles, device: Device, *, max_documents: int, eval_documents: int = 0
+) -> Compiled:
+    """Compile the model of a configuration for a device. ``eval_documents`` 0: no evaluation program."""
     optimizer = AdamW(
         config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm
     )
@@ -90,13 +151,15 @@ def compile_config(config: TrainConfig, files: ModelFiles, *, max_documents: int
         batch=config.per_device_train_batch_size,
         sequence_len=config.sequence_len,
         max_documents=max_documents,
-        recipe=get_recipe(config.recipe, master=config.master_weights),
+        recipe=get_recipe(config.recipe, master=config.master_weights, device=device.kind),
         eval_batch=config.eval_batch_size if eval_documents else 0,
         eval_documents=eval_documents,
         lora=lora_options(config),
         optimizer=optimizer,
         recompute=config.recompute,
         threads=threads_of(config),
+        device=device.kind,
+        sm=device.sm,
     )
     model = build(files.config, where=str(files.directory / "config.json"))
     try:

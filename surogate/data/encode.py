@@ -248,24 +248,53 @@ class RowEncoder:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and mask of the tokens of ``text`` that begin in ``[first, last)``.
 
-        Every stretch is encoded with some of the text around it, and gives the tokens that begin in it; so each token
-        is given once, and those at the cuts are what they would be in the whole text.
+        Every stretch gives the tokens that begin in it; so each token is given once, and those at the cuts are what
+        they would be in the whole text.
         """
-        cuts = [(first + start, first + end) for start, end in stretches(text[first:last], STRETCH)]
-        all_ids, all_masks = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)]
-        for group in range(0, len(cuts), _GROUP):
-            own = cuts[group : group + _GROUP]
-            windows = [(max(0, start - CONTEXT), min(len(text), end + CONTEXT)) for start, end in own]
+        own = [(first + start, first + end) for start, end in stretches(text[first:last], STRETCH)]
+        if spans is not None:
+            parts = list(self._with_context(text, own, spans))
+        else:
+            clean = self._clean_cuts(text, [start for start, _ in own] + [last])
+            alone = [a and b for a, b in zip(clean, clean[1:], strict=False)]
+            encoded = self._alone(text, [edges for edges, ok in zip(own, alone, strict=True) if ok])
+            other = self._with_context(text, [edges for edges, ok in zip(own, alone, strict=True) if not ok], None)
+            parts = [next(encoded) if ok else next(other) for ok in alone]
+        ids = np.concatenate([np.zeros(0, np.int32), *(part for part, _ in parts)])
+        return ids, np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in parts)])
+
+    def _clean_cuts(self, text: str, cuts: Sequence[int]) -> list[bool]:
+        """Say of each place whether the text has the same ids when it is cut there."""
+        around = [(text[max(0, cut - CONTEXT) : cut], text[cut : cut + CONTEXT]) for cut in cuts]
+        texts = [part for left, right in around for part in (left, right, left + right)]
+        ids = [e.ids for e in self.tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        return [left + right == whole for left, right, whole in zip(ids[::3], ids[1::3], ids[2::3], strict=True)]
+
+    def _alone(self, text: str, own: Sequence[Span]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Encode stretches between clean cuts: without context, and without the ranges of tokens, which take time."""
+        for group in range(0, len(own), _GROUP):
+            texts = [text[start:end] for start, end in own[group : group + _GROUP]]
+            for encoding in self.tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False):
+                ids = np.array(encoding.ids, np.int32)
+                yield ids, np.ones(len(ids), np.uint8)
+
+    def _with_context(
+        self, text: str, own: Sequence[Span], spans: Sequence[Span] | None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Encode stretches with some of the text around them, and take the tokens that begin inside."""
+        for group in range(0, len(own), _GROUP):
+            some = own[group : group + _GROUP]
+            windows = [(max(0, start - CONTEXT), min(len(text), end + CONTEXT)) for start, end in some]
             texts = [text[start:end] for start, end in windows]
             encodings = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
-            for (start, end), (base, _), part, encoding in zip(own, windows, texts, encodings, strict=True):
+            for (start, end), (base, _), part, encoding in zip(some, windows, texts, encodings, strict=True):
                 kept = slice(first_from(encoding, start - base, part), first_from(encoding, end - base, part))
-                all_ids.append(np.array(encoding.ids[kept], np.int32))
+                ids = np.array(encoding.ids[kept], np.int32)
+                mask = np.ones(len(ids), np.uint8)
                 if spans is not None:
                     inside = [(max(0, a - base), min(len(part), b - base)) for a, b in spans]
-                    all_masks.append(mask_of(encoding, inside, part)[kept])
-        ids = np.concatenate(all_ids)
-        return ids, np.ones(len(ids), np.uint8) if spans is None else np.concatenate(all_masks)
+                    mask = mask_of(encoding, inside, part)[kept]
+                yield ids, mask
 
     def _segment(self, chunk: Segment) -> ChunkResult:
         """Encode a part of a document that is read part by part."""

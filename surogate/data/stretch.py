@@ -7,7 +7,7 @@ from collections.abc import Iterator
 LONG_TEXT = 1 << 17
 """Characters from which a text is encoded stretch by stretch: the library needs some 100 bytes for every token."""
 
-STRETCH = 1 << 16
+STRETCH = 1 << 15
 """Characters in a stretch, at most."""
 
 SEGMENT = 1 << 19

@@ -134,8 +134,8 @@ class RowEncoder:
                     pending.append(self._text(row, example))
             except BadRow as bad:
                 result.drop(row, bad.cause, bad.detail, invalid=True)
-        for item, ids, mask in self._encode(pending, result):
-            self._keep(kept, result, item.row, ids, mask, item.why_empty)
+        for item, ids, mask, whole in self._encode(pending):
+            self._keep(kept, result, item.row, ids, mask, item.why_empty, whole)
         kept.sort(key=lambda entry: entry[0])
         if kept:
             result.rows = np.array([row for row, _, _ in kept], np.int64)
@@ -211,9 +211,8 @@ class RowEncoder:
 
     # Texts to tokens
 
-    def _encode(
-        self, pending: list[_Pending], result: ChunkResult
-    ) -> Iterator[tuple[_Pending, np.ndarray, np.ndarray]]:
+    def _encode(self, pending: list[_Pending]) -> Iterator[tuple[_Pending, np.ndarray, np.ndarray, bool]]:
+        """Yield each text with its ids, its mask, and whether these are all (a text that is too long is let be)."""
         short = [item for item in pending if len(item.text) < LONG_TEXT]
         plain = [item for item in short if item.spans is None]
         masked = [item for item in short if item.spans is not None]
@@ -221,12 +220,12 @@ class RowEncoder:
         encodings = backend.encode_batch_fast([item.text for item in plain], add_special_tokens=False)
         for item, encoding in zip(plain, encodings, strict=True):
             ids = np.array([*item.prefix, *encoding.ids, *item.suffix], np.int32)
-            yield item, ids, np.ones(len(ids), np.uint8)
+            yield item, ids, np.ones(len(ids), np.uint8), True
         encodings = backend.encode_batch([item.text for item in masked], add_special_tokens=False)
         for item, encoding in zip(masked, encodings, strict=True):
             assert item.spans is not None
             mask = mask_of(encoding, item.spans, item.text)
-            yield (item, *self._framed(item, np.array(encoding.ids, np.int32), mask))
+            yield (item, *self._framed(item, np.array(encoding.ids, np.int32), mask), True)
         for item in pending:
             if len(item.text) >= LONG_TEXT:
                 yield (item, *self._long(item))
@@ -237,31 +236,54 @@ class RowEncoder:
             mask = np.concatenate([np.zeros(len(item.prefix)), mask, np.ones(len(item.suffix))]).astype(np.uint8)
         return ids, mask
 
-    def _long(self, item: _Pending) -> tuple[np.ndarray, np.ndarray]:
-        """Encode a text of any length, stretch by stretch."""
-        ids, mask = self._stretches(item.text, 0, len(item.text), item.spans)
-        ids, mask = self._framed(item, ids, mask)
-        return ids, mask if item.spans is not None else np.ones(len(ids), np.uint8)
+    def _long(self, item: _Pending) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Encode a text of any length, stretch by stretch; only so far as anything of it can be kept.
+
+        Returns:
+            Ids, mask, and whether these are all.
+        """
+        enough = self.options.sequence_len
+        if self.options.splits_rows or self.options.truncation == "left":
+            enough = len(item.text) + 1
+        ids, mask = self._stretches(item.text, 0, len(item.text), item.spans, enough)
+        if len(ids) > enough:
+            item.suffix = ()
+        framed, mask = self._framed(item, ids, mask)
+        return framed, mask if item.spans is not None else np.ones(len(framed), np.uint8), len(ids) <= enough
 
     def _stretches(
-        self, text: str, first: int, last: int, spans: Sequence[Span] | None
+        self, text: str, first: int, last: int, spans: Sequence[Span] | None, enough: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and mask of the tokens of ``text`` that begin in ``[first, last)``.
 
         Every stretch gives the tokens that begin in it; so each token is given once, and those at the cuts are what
-        they would be in the whole text.
+        they would be in the whole text. After more than ``enough`` tokens the rest is left out.
         """
         own = [(first + start, first + end) for start, end in stretches(text[first:last], STRETCH)]
+        all_ids, all_masks = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)]
+        count = 0
+        for group in range(0, len(own), _GROUP):
+            for ids, mask in self._group(text, own[group : group + _GROUP], spans):
+                all_ids.append(ids)
+                all_masks.append(mask)
+                count += len(ids)
+            if count > enough:
+                break
+        return np.concatenate(all_ids), np.concatenate(all_masks)
+
+    def _group(
+        self, text: str, own: Sequence[Span], spans: Sequence[Span] | None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield ids and mask of each of some stretches that follow one another."""
         if spans is not None:
-            parts = list(self._with_context(text, own, spans))
-        else:
-            clean = self._clean_cuts(text, [start for start, _ in own] + [last])
-            alone = [a and b for a, b in zip(clean, clean[1:], strict=False)]
-            encoded = self._alone(text, [edges for edges, ok in zip(own, alone, strict=True) if ok])
-            other = self._with_context(text, [edges for edges, ok in zip(own, alone, strict=True) if not ok], None)
-            parts = [next(encoded) if ok else next(other) for ok in alone]
-        ids = np.concatenate([np.zeros(0, np.int32), *(part for part, _ in parts)])
-        return ids, np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in parts)])
+            yield from self._with_context(text, own, spans)
+            return
+        clean = self._clean_cuts(text, [own[0][0], *(end for _, end in own)])
+        alone = [a and b for a, b in zip(clean, clean[1:], strict=False)]
+        encoded = self._alone(text, [edges for edges, ok in zip(own, alone, strict=True) if ok])
+        other = self._with_context(text, [edges for edges, ok in zip(own, alone, strict=True) if not ok], None)
+        for ok in alone:
+            yield next(encoded if ok else other)
 
     def _clean_cuts(self, text: str, cuts: Sequence[int]) -> list[bool]:
         """Say of each place whether the text has the same ids when it is cut there."""
@@ -272,34 +294,32 @@ class RowEncoder:
 
     def _alone(self, text: str, own: Sequence[Span]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Encode stretches between clean cuts: without context, and without the ranges of tokens, which take time."""
-        for group in range(0, len(own), _GROUP):
-            texts = [text[start:end] for start, end in own[group : group + _GROUP]]
-            for encoding in self.tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False):
-                ids = np.array(encoding.ids, np.int32)
-                yield ids, np.ones(len(ids), np.uint8)
+        texts = [text[start:end] for start, end in own]
+        for encoding in self.tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False):
+            ids = np.array(encoding.ids, np.int32)
+            yield ids, np.ones(len(ids), np.uint8)
 
     def _with_context(
         self, text: str, own: Sequence[Span], spans: Sequence[Span] | None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Encode stretches with some of the text around them, and take the tokens that begin inside."""
-        for group in range(0, len(own), _GROUP):
-            some = own[group : group + _GROUP]
-            windows = [(max(0, start - CONTEXT), min(len(text), end + CONTEXT)) for start, end in some]
-            texts = [text[start:end] for start, end in windows]
-            encodings = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
-            for (start, end), (base, _), part, encoding in zip(some, windows, texts, encodings, strict=True):
-                kept = slice(first_from(encoding, start - base, part), first_from(encoding, end - base, part))
-                ids = np.array(encoding.ids[kept], np.int32)
-                mask = np.ones(len(ids), np.uint8)
-                if spans is not None:
-                    inside = [(max(0, a - base), min(len(part), b - base)) for a, b in spans]
-                    mask = mask_of(encoding, inside, part)[kept]
-                yield ids, mask
+        windows = [(max(0, start - CONTEXT), min(len(text), end + CONTEXT)) for start, end in own]
+        texts = [text[start:end] for start, end in windows]
+        encodings = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+        for (start, end), (base, _), part, encoding in zip(own, windows, texts, encodings, strict=True):
+            kept = slice(first_from(encoding, start - base, part), first_from(encoding, end - base, part))
+            ids = np.array(encoding.ids[kept], np.int32)
+            mask = np.ones(len(ids), np.uint8)
+            if spans is not None:
+                inside = [(max(0, a - base), min(len(part), b - base)) for a, b in spans]
+                mask = mask_of(encoding, inside, part)[kept]
+            yield ids, mask
 
     def _segment(self, chunk: Segment) -> ChunkResult:
         """Encode a part of a document that is read part by part."""
         text = chunk.before + chunk.text + chunk.after
-        ids, _ = self._stretches(text, len(chunk.before), len(chunk.before) + len(chunk.text), None)
+        first, last = len(chunk.before), len(chunk.before) + len(chunk.text)
+        ids, _ = self._stretches(text, first, last, None, len(text))
         head = self.tokenizer.prefix_ids if chunk.opens else []
         tail = self._end() if chunk.last else []
         ids = np.concatenate([np.array(head, np.int32), ids, np.array(tail, np.int32)])
@@ -320,21 +340,23 @@ class RowEncoder:
         ids: np.ndarray,
         mask: np.ndarray,
         why_empty: str = "",
+        whole: bool = True,
     ) -> None:
         mask[:1] = 0  # nothing stands before the first token, so it is never a target
-        if not mask.any():
+        if whole and not mask.any():
             result.drop(row, NO_TARGETS, why_empty)
             return
         limit = self.options.sequence_len
         if len(ids) > limit and not self.options.splits_rows:
+            tokens = f"{len(ids)} tokens" if whole else f"more than {limit} tokens"
             if self.options.truncation == "drop":
-                result.drop(row, TOO_LONG, f"{len(ids)} tokens, sequence_len is {limit}")
+                result.drop(row, TOO_LONG, f"{tokens}, sequence_len is {limit}")
                 return
             cut = slice(-limit, None) if self.options.truncation == "left" else slice(None, limit)
-            length, ids, mask = len(ids), ids[cut], mask[cut].copy()
+            ids, mask = ids[cut], mask[cut].copy()
             mask[:1] = 0
             if not mask.any():
-                result.drop(row, TARGETS_CUT, f"{length} tokens, sequence_len is {limit}")
+                result.drop(row, TARGETS_CUT, f"{tokens}, sequence_len is {limit}")
                 return
             result.cut += 1
         kept.append((row, ids, mask))

@@ -160,6 +160,14 @@ def test_long_texts_have_the_ids_of_the_whole(tmp_path: Path, monkeypatch: pytes
             patch.setattr(readers, "SEGMENT", 900)
             other = {"cache_dir": tmp_path / "in stretches", "truncation": "split"}
             assert [rows_of(run(tmp_path, tokenizer, path, **other)) for path in paths] == whole
+            for truncation in ("left", "right"):
+                long = {"cache_dir": tmp_path / truncation, "truncation": truncation, "sequence_len": 300}
+                for path, rows in zip(paths, whole, strict=True):
+                    kept = slice(-300, None) if truncation == "left" else slice(300)
+                    ids, mask = rows_of(run(tmp_path, tokenizer, path, **long))[0]
+                    assert (ids, mask[1:]) == (rows[0][0][kept], rows[0][1][kept][1:])
+            with pytest.raises(UserError, match="more than 300 tokens, sequence_len is 300"):
+                run(tmp_path, tokenizer, paths[1], sequence_len=300)
             # As training text, a file is read stretch by stretch.
             assert rows_of(run(tmp_path, tokenizer, paths[2], objective="pt", **other)) == whole[2]
 

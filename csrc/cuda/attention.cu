@@ -121,6 +121,10 @@ SdpaProblem problem_of(const Call& call, const Operands& x) {
     p.padded_statistics = major == 8 || major == 12;
     p.q = steps_of(x.q), p.k = steps_of(x.k), p.v = steps_of(x.v), p.o = steps_of(x.o);
     if (x.backward) p.dout = steps_of(x.dout), p.dq = steps_of(x.dq), p.dk = steps_of(x.dk), p.dv = steps_of(x.dv);
+    if (x.backward && p.q.token != p.dq.token) {
+        // Seen on an H200 with cuDNN 9.19: with two strides dq comes out wrong, and nothing says so.
+        throw std::invalid_argument("q and dq must have the same row stride");
+    }
     if (moves_keys(x)) p.dk = p.dv = {p.kv_heads * p.dim, p.dim};
     return p;
 }

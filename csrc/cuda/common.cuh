@@ -133,6 +133,19 @@ __device__ T block_sum(T x) {
     return all;
 }
 
+// In a block of 256 threads, the sum over those with the same place in their warp, for the first warp.
+__device__ inline float lanes_sum(float x) {
+    __shared__ float parts[8][32];
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    parts[warp][lane] = x;
+    __syncthreads();
+    if (warp > 0) return 0.0F;
+    float all = 0.0F;
+#pragma unroll
+    for (int w = 0; w < 8; ++w) all += parts[w][lane];
+    return all;
+}
+
 // ---- elementwise ---------------------------------------------------------------------------------------------------
 
 constexpr int kThreads = 256;

@@ -11,13 +11,15 @@ constexpr int kBlocks = 1024;  // partial sums of squares; surogate/ops/sum_squa
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     column_partial(const T* x, Rows x_rows, int64_t rows, int width, float* partial) {
-    const int column = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-    if (column >= width) return;
+    const int column = static_cast<int>(blockIdx.x * 32 + threadIdx.x % 32), lane = static_cast<int>(threadIdx.x / 32);
     const int64_t tile = (rows + kTiles - 1) / kTiles;
     const int64_t begin = blockIdx.y * tile, end = min(rows, begin + tile);
     float sum = 0.0F;
-    for (int64_t row = begin; row < end; ++row) sum += widen(x[x_rows[row] + column]);
-    partial[static_cast<int64_t>(blockIdx.y) * width + column] = sum;
+    if (column < width) {
+        for (int64_t row = begin + lane; row < end; row += 8) sum += widen(x[x_rows[row] + column]);
+    }
+    sum = lanes_sum(sum);
+    if (lane == 0 && column < width) partial[static_cast<int64_t>(blockIdx.y) * width + column] = sum;
 }
 
 __global__ void __launch_bounds__(kThreads) column_sum(const float* partial, const float* acc, float* out, int width) {
@@ -35,8 +37,8 @@ void sum_rows(const Call& call) {
     const auto columns = static_cast<unsigned>(divide_up(width, kThreads));
     auto* partial = call.workspace.as<float>();
     with_float(dy.dtype, [&](auto kind) {
-        column_partial<<<dim3(columns, kTiles), kThreads, 0, stream_of(call)>>>(dy.as<decltype(kind)>(), rows_of(dy),
-                                                                                dy.rows(), width, partial);
+        column_partial<<<dim3(static_cast<unsigned>(divide_up(width, 32)), kTiles), kThreads, 0, stream_of(call)>>>(
+            dy.as<decltype(kind)>(), rows_of(dy), dy.rows(), width, partial);
     });
     column_sum<<<columns, kThreads, 0, stream_of(call)>>>(partial, acc.as<float>(), out.as<float>(), width);
     check_launch("sum_rows");

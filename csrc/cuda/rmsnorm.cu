@@ -202,19 +202,21 @@ __global__ void __launch_bounds__(kBlockOf<kGroup>) input_gradient(Backward b) {
     }
 }
 
-// Sum of dy * x * rstd over the rows of a tile, a thread a column.
+// Sum of dy * x * rstd over the rows of a tile: a block 32 columns, eight rows at a time.
 template <typename T>
 __global__ void __launch_bounds__(256) weight_partial(Backward b) {
-    const int column = static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x);
-    if (column >= b.width) return;
+    const int column = static_cast<int>(blockIdx.x * 32 + threadIdx.x % 32), lane = static_cast<int>(threadIdx.x / 32);
     const int64_t tile = (b.rows + kTiles - 1) / kTiles;
     const int64_t begin = blockIdx.y * tile, end = min(b.rows, begin + tile);
     float sum = 0.0F;
-    for (int64_t row = begin; row < end; ++row) {
-        sum += widen(static_cast<const T*>(b.dy)[b.dy_rows[row] + column]) *
-               widen(static_cast<const T*>(b.x)[b.x_rows[row] + column]) * b.rstd[row];
+    if (column < b.width) {
+        for (int64_t row = begin + lane; row < end; row += 8) {
+            sum += widen(static_cast<const T*>(b.dy)[b.dy_rows[row] + column]) *
+                   widen(static_cast<const T*>(b.x)[b.x_rows[row] + column]) * b.rstd[row];
+        }
     }
-    b.partial[static_cast<int64_t>(blockIdx.y) * b.width + column] = sum;
+    sum = lanes_sum(sum);
+    if (lane == 0 && column < b.width) b.partial[static_cast<int64_t>(blockIdx.y) * b.width + column] = sum;
 }
 
 __global__ void __launch_bounds__(256) weight_sum(const float* partial, const float* acc, float* dw, int width) {
@@ -238,7 +240,8 @@ void rmsnorm_backward(const Call& call) {
         if (call.workspace.numel() < kTiles * 4 * b.width) throw std::invalid_argument("workspace is too small");
         b.partial = call.workspace.as<float>();
         with_float(x.dtype, [&](auto kind) {
-            weight_partial<decltype(kind)><<<dim3(columns, kTiles), 256, 0, stream_of(call)>>>(b);
+            weight_partial<decltype(kind)>
+                <<<dim3(static_cast<unsigned>(divide_up(b.width, 32)), kTiles), 256, 0, stream_of(call)>>>(b);
         });
         weight_sum<<<columns, 256, 0, stream_of(call)>>>(b.partial, acc_dw.as<float>(), dw.as<float>(), b.width);
         check_launch("rmsnorm_backward");

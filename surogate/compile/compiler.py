@@ -140,8 +140,12 @@ def compile_model(
             raise ValueError("training needs an optimizer")
         graphs["norm_step"], slots["norm_step"] = o.norm_graph(memory, groups)
         graphs["optimizer_step"], slots["optimizer_step"] = o.update_graph(memory, groups)
+    # cuDNN's backward pass wants q and dq with one row stride: there q is not rotated inside the packed qkv.
+    windows = options.device == "cpu"
     target = Target(options.device, options.threads, options.sm)
-    placed = {n: place_temporaries(Layout(g, memory, slots[n]), target) for n, g in graphs.items()}
+    placed = {
+        n: place_temporaries(Layout(g, memory, slots[n], reuse_windows=windows), target) for n, g in graphs.items()
+    }
     base = memory.top["device"]
     _account(memory, list(placed.values()))
     programs = {n: emit(p, base, _symbols(n, graphs[n], memory)) for n, p in placed.items()}

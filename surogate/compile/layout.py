@@ -39,13 +39,15 @@ class Window:
 class Layout:
     """Windows of all values of one graph. ``copies``: nodes of ``concat`` whose operands need a copy."""
 
-    def __init__(self, g: Graph, memory: Memory, slots: dict[Value, str]) -> None:
+    def __init__(self, g: Graph, memory: Memory, slots: dict[Value, str], *, reuse_windows: bool = True) -> None:
         """
         Args:
             g: the graph.
             memory: where the slots are.
             slots: for every source its slot.
+            reuse_windows: a result may take the storage of an operand that is a window of something wider.
         """
+        self.reuse_windows = reuse_windows
         self.graph, self.memory = g, memory
         self.windows: dict[Value, Window] = {}
         self.copies: dict[tuple[Node, int], Value] = {}
@@ -118,6 +120,8 @@ class Layout:
                 continue
             window = self.windows[operand]
             if window.root.slot or sum(1 for x in node.inputs if x is operand) > 1 or operand in self.graph.outputs:
+                continue
+            if not self.reuse_windows and (window.root.nbytes != out.type.nbytes or window.row != _row(out.shape)):
                 continue
             sharing = self._sharing(operand)
             if all(self._last.get(v, -1) <= here for v in sharing) and not self._taken(node, operand, sharing):

@@ -31,13 +31,6 @@ def _given(config: TrainConfig, key: str) -> bool:
     return key in config.model_fields_set
 
 
-def _device(c: TrainConfig) -> Iterator[UserError]:
-    if c.device == "cuda":
-        yield UserError(
-            "this build has no CUDA backend", where="device", expected="cpu or auto", fix="write device: cpu"
-        )
-
-
 def _duration(c: TrainConfig) -> Iterator[UserError]:
     if c.max_steps == 0:
         yield UserError(
@@ -155,7 +148,6 @@ def _dataset_types(c: TrainConfig) -> Iterator[UserError]:
 
 
 RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
-    _device,
     _duration,
     _warmup,
     _schedule,

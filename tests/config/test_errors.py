@@ -74,7 +74,6 @@ WRONG = {
     "nvfp4": ("recipe: nvfp4", "3:9", "'nvfp4'", "not in this version"),
     "8-bit optimizer": ("optim: adamw_8bit", "3:8", "'adamw_8bit'", "not in this version"),
     "HF's optimizer": ("optim: adamw_torch", "3:8", "'adamw_torch'", "write optim: adamw"),
-    "cuda": ("device: cuda", "3:9", "no CUDA backend", "device: cpu"),
     "max_steps 0": ("max_steps: 0", "3:12", "nothing would be trained", ""),
     "two warm-ups": ("warmup_steps: 3\nwarmup_ratio: 0.1", "4:15", "both warmup_steps (3) and warmup_ratio (0.1)", ""),
     "constant with warm-up": (

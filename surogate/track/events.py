@@ -13,7 +13,8 @@ event          fields
 ``model``      ``name``, ``architecture``, ``parameters``, ``trainable``, ``seconds`` (to load and compile)
 ``adapter``    ``kind`` (lora), ``rank``, ``alpha``, ``dropout``, ``modules`` (names of linear layers), ``count`` (of
                adapted layers), ``trainable``, ``parameters`` (of model and adapter). Not emitted in full fine-tuning
-``data``       what became of the rows: figures, and ``lines`` (the report as text) unless ``progress`` had them
+``data``       what became of the rows: ``rows_in``, ``rows`` (kept), ``tokens``, ``targets``, ``dropped`` (cause to
+               number), ``positions_used`` (share of all positions that hold a token), ``lines`` (text about the order)
 ``batch``      ``effective`` (sequences a step), ``per_device``, ``accumulation``, ``sequence_len``, ``tokens`` (places
                for them in a step), ``steps`` (of the run), ``epochs``
 ``memory``     ``table`` (purpose to bytes), ``total`` (bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,20 @@ def test_14_tokenised_once(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode.RowEncoder, "encode", None)
     again = data.prepare(*rows)
     assert again.train.directory == first.train.directory and again.report == first.report
+
+
+def test_14_fifty_thousand_rows_on_two_ranks(data: Data) -> None:
+    rows = [chat(f"user: {i}", "assistant: " + "a " * (i % 17)) for i in range(50_000)]
+    first = data.prepare(*rows, sequence_len=512)
+    started = time.perf_counter()
+    again = data.prepare(*rows, sequence_len=512)
+    assert again.train.directory == first.train.directory
+    order = epoch_order(again.train, sequence_len=512, packing=True, seed=0, epoch=0, global_batch=2 * 4)
+    assert time.perf_counter() - started < 10  # writing the file again, finding its tokens, and packing
+    steps = len(order) // 8
+    taken = [np.arange(rank, len(order), 2) for rank in range(2)]
+    assert len(taken[0]) == len(taken[1]) == 4 * steps
+    assert order.used >= 0.98 and sorted(order.pieces[:, 0]) == sorted(first.train.offsets[:-1])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

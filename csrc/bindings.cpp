@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 
 #include "core/engine.h"
 #include "cpu/machine.h"
@@ -15,16 +16,34 @@ using namespace surogate;
 
 namespace {
 
+// The elements of a tuple; nanobind itself checks neither kind nor length.
+template <size_t N>
+std::array<nb::object, N> elements(nb::handle object, const char* what) {
+    if (!nb::isinstance<nb::tuple>(object) || nb::len(object) != N) {
+        throw std::invalid_argument(std::string(what) + " must be a tuple of " + std::to_string(N));
+    }
+    std::array<nb::object, N> items;
+    for (size_t i = 0; i < N; ++i) items[i] = nb::borrow(PyTuple_GET_ITEM(object.ptr(), static_cast<Py_ssize_t>(i)));
+    return items;
+}
+
+template <typename T>
+T as(nb::handle object, const char* what) {
+    T value;
+    if (!nb::try_cast(object, value)) throw std::invalid_argument(std::string(what) + " is of another type");
+    return value;
+}
+
 TensorRef parse_ref(nb::handle object) {
     TensorRef ref;
     if (object.is_none()) return ref;
-    auto items = nb::cast<nb::tuple>(object);
+    const auto items = elements<5>(object, "a tensor");
     ref.present = true;
-    ref.space = parse_space(nb::cast<std::string>(items[0]));
-    ref.offset = nb::cast<int64_t>(items[1]);
-    ref.form.dtype = parse_dtype(nb::cast<std::string>(items[2]));
-    auto shape = nb::cast<std::vector<int64_t>>(items[3]);
-    auto strides = nb::cast<std::vector<int64_t>>(items[4]);
+    ref.space = parse_space(as<std::string>(items[0], "a tensor's space"));
+    ref.offset = as<int64_t>(items[1], "a tensor's offset");
+    ref.form.dtype = parse_dtype(as<std::string>(items[2], "a tensor's dtype"));
+    auto shape = as<std::vector<int64_t>>(items[3], "a tensor's shape");
+    auto strides = as<std::vector<int64_t>>(items[4], "a tensor's strides");
     if (shape.size() > kMaxRank || shape.size() != strides.size()) {
         throw std::invalid_argument("a tensor has at most 4 dimensions and as many strides");
     }
@@ -36,9 +55,9 @@ TensorRef parse_ref(nb::handle object) {
     return ref;
 }
 
-std::vector<TensorRef> parse_refs(nb::handle object) {
+std::vector<TensorRef> parse_refs(nb::handle object, const char* what) {
     std::vector<TensorRef> refs;
-    for (nb::handle item : nb::cast<nb::list>(object)) refs.push_back(parse_ref(item));
+    for (nb::handle item : as<nb::list>(object, what)) refs.push_back(parse_ref(item));
     return refs;
 }
 
@@ -46,7 +65,24 @@ AttrValue parse_attr(nb::handle value) {
     if (nb::isinstance<nb::bool_>(value)) return nb::cast<bool>(value);
     if (nb::isinstance<nb::int_>(value)) return nb::cast<int64_t>(value);
     if (nb::isinstance<nb::float_>(value)) return nb::cast<double>(value);
-    return nb::cast<std::string>(value);
+    return as<std::string>(value, "an attribute");
+}
+
+Instruction parse_instruction(nb::handle object) {
+    const auto fields = elements<8>(object, "an instruction");
+    Instruction instruction;
+    instruction.op = as<std::string>(fields[0], "op");
+    instruction.input_refs = parse_refs(fields[1], "inputs");
+    instruction.output_refs = parse_refs(fields[2], "outputs");
+    instruction.workspace_ref = parse_ref(fields[3]);
+    for (auto [key, value] : as<nb::dict>(fields[4], "attrs")) {
+        if (nb::isinstance<nb::tuple>(value)) continue;  // shapes and sizes: the tensors say them already
+        instruction.attrs.set(as<std::string>(key, "an attribute's name"), parse_attr(value));
+    }
+    instruction.stream = parse_stream(as<std::string>(fields[5], "stream"));
+    instruction.waits = as<std::vector<int>>(fields[6], "waits");
+    instruction.signal = as<int>(fields[7], "signal");
+    return instruction;
 }
 
 Program parse_program(const std::string& name, const nb::list& instructions, const nb::dict& symbols, int events) {
@@ -54,22 +90,21 @@ Program parse_program(const std::string& name, const nb::list& instructions, con
     program.name = name;
     program.events = events;
     for (nb::handle item : instructions) {
-        auto fields = nb::cast<nb::tuple>(item);
-        Instruction instruction;
-        instruction.op = nb::cast<std::string>(fields[0]);
-        instruction.input_refs = parse_refs(fields[1]);
-        instruction.output_refs = parse_refs(fields[2]);
-        instruction.workspace_ref = parse_ref(fields[3]);
-        for (auto [key, value] : nb::cast<nb::dict>(fields[4])) {
-            if (nb::isinstance<nb::tuple>(value)) continue;  // shapes and sizes: the tensors say them already
-            instruction.attrs.set(nb::cast<std::string>(key), parse_attr(value));
+        try {
+            program.instructions.push_back(parse_instruction(item));
+        } catch (const std::invalid_argument& error) {
+            throw std::invalid_argument(name + ", instruction " + std::to_string(program.instructions.size()) + ": " +
+                                        error.what());
         }
-        instruction.stream = parse_stream(nb::cast<std::string>(fields[5]));
-        instruction.waits = nb::cast<std::vector<int>>(fields[6]);
-        instruction.signal = nb::cast<int>(fields[7]);
-        program.instructions.push_back(std::move(instruction));
     }
-    for (auto [key, value] : symbols) program.symbols.emplace(nb::cast<std::string>(key), parse_ref(value));
+    for (auto [key, value] : symbols) {
+        const auto symbol = as<std::string>(key, "a symbol's name");
+        try {
+            program.symbols.emplace(symbol, parse_ref(value));
+        } catch (const std::invalid_argument& error) {
+            throw std::invalid_argument(name + ", symbol " + symbol + ": " + error.what());
+        }
+    }
     return program;
 }
 
@@ -117,14 +152,17 @@ NB_MODULE(_native, m) {
             "__init__",
             [](Feeder* self, const std::string& tokens, const std::string& mask, const Int64Array& pieces,
                const Int64Array& sequences, int64_t batch, int64_t sequence_len, int64_t max_documents, int32_t pad_id,
-               int64_t cursor) {
+               int64_t cursor, int64_t vocab_size) {
+                if (pieces.ndim() != 2 || pieces.shape(1) != 3) {
+                    throw std::invalid_argument("feeder: pieces must have the shape [n, 3]");
+                }
                 new (self) Feeder(tokens, mask, to_vector(pieces), to_vector(sequences), batch, sequence_len,
-                                  max_documents, pad_id, cursor);
+                                  max_documents, pad_id, cursor, vocab_size);
             },
             nb::arg("tokens"), nb::arg("mask"), nb::arg("pieces"), nb::arg("sequences"), nb::arg("batch"),
-            nb::arg("sequence_len"), nb::arg("max_documents"), nb::arg("pad_id"), nb::arg("cursor") = 0)
+            nb::arg("sequence_len"), nb::arg("max_documents"), nb::arg("pad_id"), nb::arg("cursor") = 0,
+            nb::arg("vocab_size") = 0)
         .def_prop_ro("cursor", &Feeder::cursor, "Sequences taken so far.")
-        .def("outside", &Feeder::outside, nb::arg("vocabulary"), "Tokens of the shard not in [0, vocabulary).")
         .def("next", [](Feeder& self) {
             std::vector<Batch> batches;
             {
@@ -158,7 +196,12 @@ NB_MODULE(_native, m) {
         .def(
             "memory",
             [](nb::handle self, const std::string& space, int64_t offset, int64_t nbytes) {
-                void* data = nb::cast<Engine&>(self).memory(parse_space(space), offset, nbytes);
+                Engine& engine = nb::cast<Engine&>(self);
+                void* data;
+                {
+                    nb::gil_scoped_release release;
+                    data = engine.memory(parse_space(space), offset, nbytes);
+                }
                 return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {static_cast<size_t>(nbytes)}, self);
             },
             nb::arg("space"), nb::arg("offset"), nb::arg("nbytes"), nb::rv_policy::reference)
@@ -184,7 +227,11 @@ NB_MODULE(_native, m) {
         .def(
             "load",
             [](Engine& self, const std::string& name, const nb::list& instructions, const nb::dict& symbols,
-               int events) { self.load(parse_program(name, instructions, symbols, events)); },
+               int events) {
+                Program program = parse_program(name, instructions, symbols, events);
+                nb::gil_scoped_release release;
+                self.load(std::move(program));
+            },
             nb::arg("name"), nb::arg("instructions"), nb::arg("symbols"), nb::arg("events"))
         .def(
             "run", [](Engine& self, const std::string& name) { self.run(name); }, nb::arg("name"),
@@ -212,14 +259,17 @@ NB_MODULE(_native, m) {
                 return describe(result);
             },
             nb::arg("feeder"), nb::arg("batches"))
-        .def(
-            "inject_delays", [](Engine& self, uint64_t seed, int most) { self.backend().inject_delays(seed, most); },
-            nb::arg("seed"), nb::arg("max_microseconds"))
-        .def(
-            "profile", [](Engine& self, bool on) { self.backend().profile(on); }, nb::arg("on"))
-        .def("profile_report", [](Engine& self) {
+        .def("inject_delays", &Engine::inject_delays, nb::arg("seed"), nb::arg("max_microseconds"),
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("profile", &Engine::profile, nb::arg("on"), nb::call_guard<nb::gil_scoped_release>())
+        .def("profile_report", [](const Engine& self) {
+            std::vector<ProfileEntry> entries;
+            {
+                nb::gil_scoped_release release;
+                entries = self.profile_report();
+            }
             nb::list rows;
-            for (const ProfileEntry& e : self.backend().profile_report()) {
+            for (const ProfileEntry& e : entries) {
                 rows.append(nb::make_tuple(e.program, e.index, e.op, e.calls, e.seconds));
             }
             return rows;

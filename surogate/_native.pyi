@@ -20,7 +20,9 @@ def micro_seed(seed: int, step: int, micro: int) -> int:
 class Feeder:
     """Micro-batches from memory-mapped token shards, prepared ahead on a thread of its own.
 
-    Raises ValueError for files, pieces or sequences that do not fit together.
+    ``pieces``: int64[n, 3], rows (start, length, continues). ``sequences``: int64[m+1]. ``vocab_size`` > 0: a token
+    outside [0, vocab_size) is a ValueError of the call that would hand it out; 0: not checked. Raises ValueError for
+    files, pieces or sequences that do not fit together.
     """
 
     def __init__(
@@ -34,19 +36,20 @@ class Feeder:
         max_documents: int,
         pad_id: int,
         cursor: int = 0,
+        vocab_size: int = 0,
     ) -> None: ...
     @property
     def cursor(self) -> int:
         """Sequences taken so far."""
 
-    def outside(self, vocabulary: int) -> int:
-        """Tokens of the shard that are not in [0, vocabulary)."""
-
     def next(self) -> dict[str, np.ndarray[Any, np.dtype[np.int32]]]:
         """The next micro-batch: ids, targets, positions, cu_seqlens. IndexError at the end of the order."""
 
 class Engine:
-    """Arenas, loaded programs, and whole training steps. The GIL is released while it works."""
+    """Arenas, loaded programs, and whole training steps. The GIL is released while it works.
+
+    Calls from several threads take turns.
+    """
 
     def __init__(self, backend: str, threads: int = 1, device: int = 0, plugin: str = "", config: str = "") -> None: ...
     def kernels(self) -> list[str]:
@@ -76,7 +79,12 @@ class Engine:
     def train_step(
         self, feeder: Feeder, accumulation: int, scalars: dict[str, float], seed: int, step: int
     ) -> dict[str, Any]:
-        """One optimizer step: loss_sum, loss, targets, tokens, grad_norm, applied, seconds, data_wait_seconds."""
+        """One optimizer step: loss_sum, loss, targets, tokens, grad_norm, applied, seconds, data_wait_seconds.
+
+        Runs micro_step ``accumulation`` times, norm_step (where one is loaded) and optimizer_step. The last is left out,
+        and ``applied`` False, when the loss or the norm is not finite: weights and gradients stay as they are.
+        ``scalars``: values of f32 or f64 symbols; names that no program has are skipped.
+        """
 
     def evaluate(self, feeder: Feeder, batches: int) -> dict[str, Any]:
         """Run eval_step over micro-batches: loss_sum, targets, tokens, seconds."""

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <limits>
 
 namespace surogate {
 
@@ -42,7 +43,13 @@ Engine::~Engine() {
     }
 }
 
+int64_t Engine::allocated(Space space) const {
+    std::lock_guard lock(mutex_);
+    return arenas_[static_cast<int>(space)].bytes;
+}
+
 void Engine::allocate(Space space, int64_t bytes) {
+    std::lock_guard lock(mutex_);
     Arena& arena = arenas_[static_cast<int>(space)];
     if (arena.base != nullptr) throw std::invalid_argument(std::string(name_of(space)) + " is allocated already");
     if (bytes <= 0) throw std::invalid_argument("an arena needs at least one byte");
@@ -55,14 +62,17 @@ void* Engine::memory(Space space, int64_t offset, int64_t bytes) const {
         throw std::invalid_argument(std::string("the host cannot see ") + name_of(space) + " memory of the " +
                                     backend_->name() + " backend: use read and write");
     }
+    std::lock_guard lock(mutex_);
     return place(space, offset, bytes);
 }
 
 void Engine::write(Space space, int64_t offset, const void* source, int64_t bytes) {
+    std::lock_guard lock(mutex_);
     backend_->write(space, place(space, offset, bytes), source, bytes);
 }
 
 void Engine::read(Space space, int64_t offset, void* target, int64_t bytes) {
+    std::lock_guard lock(mutex_);
     backend_->read(space, target, place(space, offset, bytes), bytes);
 }
 
@@ -91,6 +101,8 @@ Tensor Engine::resolve(const TensorRef& ref, const std::string& what) const {
 }
 
 void Engine::load(Program loaded) {
+    std::lock_guard lock(mutex_);
+    if (loaded.events < 0) throw std::invalid_argument(loaded.name + ": a negative number of events");
     auto owned = std::make_unique<Program>(std::move(loaded));
     Program& p = *owned;
     std::vector<char> signalled(static_cast<size_t>(p.events), 0);
@@ -131,13 +143,18 @@ void Engine::load(Program loaded) {
     backend_->prepare(*place);
 }
 
-Program& Engine::program(std::string_view name) {
+Program* Engine::find(std::string_view name) {
     auto found = programs_.find(name);
-    if (found == programs_.end()) throw std::invalid_argument("no program '" + std::string(name) + "' is loaded");
-    return *found->second;
+    return found == programs_.end() ? nullptr : found->second.get();
+}
+
+Program& Engine::program(std::string_view name) {
+    if (Program* found = find(name)) return *found;
+    throw std::invalid_argument("no program '" + std::string(name) + "' is loaded");
 }
 
 void Engine::run(std::string_view name) {
+    std::lock_guard lock(mutex_);
     backend_->run(program(name));
     backend_->wait();
 }
@@ -147,10 +164,11 @@ void Engine::feed(Program& p, const Batch& batch) {
         auto found = p.resolved.find(symbol);
         if (found == p.resolved.end()) return;
         const Tensor& target = found->second;
-        if (target.dtype != DType::i32 || target.numel() != static_cast<int64_t>(values.size())) {
+        if (target.dtype != DType::i32 || !target.contiguous() ||
+            target.numel() != static_cast<int64_t>(values.size())) {
             throw std::invalid_argument("the feeder's " + std::string(symbol) + " has " +
-                                        std::to_string(values.size()) + " values, the program " +
-                                        std::to_string(target.numel()));
+                                        std::to_string(values.size()) + " values; the program takes " +
+                                        std::to_string(target.numel()) + " of " + name_of(target.dtype) + ", dense");
         }
         backend_->write(p.symbols.find(symbol)->second.space, target.data, values.data(),
                         static_cast<int64_t>(values.size() * sizeof(int32_t)));
@@ -161,48 +179,56 @@ void Engine::feed(Program& p, const Batch& batch) {
     copy("cu_seqlens", batch.cu_seqlens);
 }
 
+void* Engine::scalar(const Program& p, std::string_view symbol, DType dtype) {
+    auto found = p.resolved.find(symbol);
+    if (found == p.resolved.end()) return nullptr;
+    if (found->second.dtype != dtype || found->second.numel() != 1) {
+        throw std::invalid_argument(p.name + ", symbol " + std::string(symbol) + ": must be one " + name_of(dtype));
+    }
+    return found->second.data;
+}
+
 void Engine::set(Program& p, std::string_view symbol, double value) {
     auto found = p.resolved.find(symbol);
     if (found == p.resolved.end()) return;
-    auto put = [&](auto typed) {
-        backend_->write(p.symbols.find(symbol)->second.space, found->second.data, &typed, sizeof typed);
-    };
-    switch (found->second.dtype) {
-        case DType::f32:
-            put(static_cast<float>(value));
-            break;
-        case DType::f64:
-            put(value);
-            break;
-        default:
-            throw std::invalid_argument("symbol " + std::string(symbol) + " is no floating-point scalar");
+    const Space space = p.symbols.find(symbol)->second.space;
+    if (found->second.dtype == DType::f64) {
+        backend_->write(space, scalar(p, symbol, DType::f64), &value, sizeof value);
+    } else {
+        const auto narrow = static_cast<float>(value);
+        backend_->write(space, scalar(p, symbol, DType::f32), &narrow, sizeof narrow);
     }
 }
 
 // Not through set(): a double would lose the seed's low bits.
 void Engine::set_seed(Program& p, int64_t seed) {
-    auto found = p.resolved.find("seed");
-    if (found == p.resolved.end()) return;
-    backend_->write(p.symbols.find("seed")->second.space, found->second.data, &seed, sizeof seed);
+    if (void* target = scalar(p, "seed", DType::i64)) {
+        backend_->write(p.symbols.find("seed")->second.space, target, &seed, sizeof seed);
+    }
 }
 
 double Engine::get(Program& p, std::string_view symbol) {
     auto found = p.resolved.find(symbol);
     if (found == p.resolved.end()) throw std::invalid_argument(p.name + " has no symbol " + std::string(symbol));
-    auto take = [&](auto typed) {
-        backend_->read(p.symbols.find(symbol)->second.space, &typed, found->second.data, sizeof typed);
-        return static_cast<double>(typed);
-    };
-    return found->second.dtype == DType::f64 ? take(0.0) : take(0.0F);
+    const Space space = p.symbols.find(symbol)->second.space;
+    if (found->second.dtype == DType::f64) {
+        double value = 0.0;
+        backend_->read(space, &value, scalar(p, symbol, DType::f64), sizeof value);
+        return value;
+    }
+    float value = 0.0F;
+    backend_->read(space, &value, scalar(p, symbol, DType::f32), sizeof value);
+    return value;
 }
 
 StepResult Engine::train_step(Feeder& feeder, int accumulation, const std::map<std::string, double>& scalars,
                               int64_t seed, int64_t step) {
     if (accumulation < 1) throw std::invalid_argument("accumulation must be at least 1");
+    std::lock_guard lock(mutex_);
     StepResult result;
     const double begin = now();
     Program& micro = program("micro_step");
-    Program& norm = program("norm_step");
+    Program* norm = find("norm_step");
     Program& update = program("optimizer_step");
 
     // The whole global batch is at hand before its first micro-batch runs, so that its targets can be counted.
@@ -212,7 +238,8 @@ StepResult Engine::train_step(Feeder& feeder, int accumulation, const std::map<s
         result.targets += batch.target_count;
         result.tokens += batch.token_count;
     }
-    for (Program* p : {&micro, &norm, &update}) {
+    for (Program* p : {&micro, norm, &update}) {
+        if (p == nullptr) continue;
         for (const auto& [name, value] : scalars) set(*p, name, value);
     }
     set(micro, "loss", 0.0);
@@ -222,20 +249,25 @@ StepResult Engine::train_step(Feeder& feeder, int accumulation, const std::map<s
         feed(micro, batches[static_cast<size_t>(m)]);
         backend_->run(micro);
     }
-    backend_->run(norm);
+    if (norm != nullptr) backend_->run(*norm);
     result.loss_sum = get(micro, "loss");
-    result.grad_norm = get(norm, "grad_norm");
+    if (norm != nullptr) result.grad_norm = get(*norm, "grad_norm");
     if (std::isfinite(result.loss_sum) && std::isfinite(result.grad_norm)) {
         set_seed(update, micro_seed(seed, step, accumulation));
         backend_->run(update);
         backend_->wait();
         result.applied = true;
     }
+    if (norm == nullptr) {
+        const bool told = update.resolved.find("grad_norm") != update.resolved.end();
+        result.grad_norm = told ? get(update, "grad_norm") : std::numeric_limits<double>::quiet_NaN();
+    }
     result.seconds = now() - begin;
     return result;
 }
 
 StepResult Engine::evaluate(Feeder& feeder, int batches) {
+    std::lock_guard lock(mutex_);
     StepResult result;
     const double begin = now();
     Program& p = program("eval_step");
@@ -250,6 +282,21 @@ StepResult Engine::evaluate(Feeder& feeder, int batches) {
     result.loss_sum = get(p, "loss");
     result.seconds = now() - begin;
     return result;
+}
+
+void Engine::inject_delays(uint64_t seed, int max_microseconds) {
+    std::lock_guard lock(mutex_);
+    backend_->inject_delays(seed, max_microseconds);
+}
+
+void Engine::profile(bool on) {
+    std::lock_guard lock(mutex_);
+    backend_->profile(on);
+}
+
+std::vector<ProfileEntry> Engine::profile_report() const {
+    std::lock_guard lock(mutex_);
+    return backend_->profile_report();
 }
 
 }  // namespace surogate

@@ -1,8 +1,11 @@
-// Engine: arenas, loaded programs, and the whole training step. Nothing here allocates or decides within a step.
+// Engine: arenas, loaded programs, and the whole training step. Every arena is taken before the first step.
+//
+// Public functions may be called from any thread and take turns: what reads memory during a step waits for its end.
 #pragma once
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,11 +36,10 @@ class Engine {
     Engine& operator=(const Engine&) = delete;
 
     std::vector<std::string> kernels() const { return backend_->kernels(); }
-    Backend& backend() { return *backend_; }
 
     // One arena a space, once.
     void allocate(Space space, int64_t bytes);
-    int64_t allocated(Space space) const { return arenas_[static_cast<int>(space)].bytes; }
+    int64_t allocated(Space space) const;
     // Memory that the host may use; std::invalid_argument where it may not (see write and read).
     void* memory(Space space, int64_t offset, int64_t bytes) const;
     void write(Space space, int64_t offset, const void* source, int64_t bytes);
@@ -49,12 +51,19 @@ class Engine {
     // Returns when the work is done.
     void run(std::string_view name);
 
-    // Programs micro_step (accumulation times), norm_step and optimizer_step. `scalars` are written to the symbols of
-    // these names first.
+    // Programs micro_step (accumulation times), norm_step where one is loaded, and optimizer_step. `scalars` are
+    // written to the symbols of these names first; names that no program has are skipped. optimizer_step does not run
+    // when the loss or the norm is not finite: weights and gradients are then left as they are. Without norm_step the
+    // loss alone decides, and grad_norm is what optimizer_step leaves (NaN if it has no such symbol).
     StepResult train_step(Feeder& feeder, int accumulation, const std::map<std::string, double>& scalars, int64_t seed,
                           int64_t step);
     // Program eval_step, `batches` times.
     StepResult evaluate(Feeder& feeder, int batches);
+
+    // See Backend.
+    void inject_delays(uint64_t seed, int max_microseconds);
+    void profile(bool on);
+    std::vector<ProfileEntry> profile_report() const;
 
    private:
     struct Arena {
@@ -64,13 +73,17 @@ class Engine {
 
     void* place(Space space, int64_t offset, int64_t bytes) const;
     Tensor resolve(const TensorRef& ref, const std::string& what) const;
-    Program& program(std::string_view name);
+    Program* find(std::string_view name);     // null: not loaded
+    Program& program(std::string_view name);  // std::invalid_argument: not loaded
     void feed(Program& program, const Batch& batch);
+    // Where a symbol lies, null if the program has none; std::invalid_argument unless it has one element of this dtype.
+    static void* scalar(const Program& program, std::string_view symbol, DType dtype);
     // Write a one-element symbol if the program has it.
     void set(Program& program, std::string_view symbol, double value);
     void set_seed(Program& program, int64_t seed);
     double get(Program& program, std::string_view symbol);
 
+    mutable std::mutex mutex_;
     std::unique_ptr<Backend> backend_;
     Arena arenas_[kSpaces];
     std::map<std::string, std::unique_ptr<Program>, std::less<>> programs_;

@@ -1,5 +1,7 @@
 #include "core/program.h"
 
+#include <algorithm>
+
 namespace surogate {
 
 namespace {
@@ -36,16 +38,24 @@ const char* name_of(Space space) { return kSpaceNames[static_cast<int>(space)].f
 
 int64_t TensorRef::end() const {
     if (offset < 0) throw std::invalid_argument("negative offset");
-    int64_t last = 0;
+    int64_t last = 0, reach = 0, bytes = 0, numel = 1;
+    bool empty = false, huge = false;
     for (int i = 0; i < form.rank; ++i) {
         if (form.shape[i] < 0 || form.stride[i] < 0) throw std::invalid_argument("negative size or stride");
-        if (form.shape[i] == 0) return offset;
-        last += (form.shape[i] - 1) * form.stride[i];
+        empty |= form.shape[i] == 0;
+        huge |= __builtin_mul_overflow(std::max<int64_t>(form.shape[i] - 1, 0), form.stride[i], &reach);
+        huge |= __builtin_add_overflow(last, reach, &last);
+        huge |= __builtin_mul_overflow(numel, form.shape[i], &numel);
     }
+    if (empty) return offset;
+    huge |= __builtin_add_overflow(last, 1, &last);
+    huge |= __builtin_mul_overflow(last, static_cast<int64_t>(size_of(form.dtype)), &bytes);
+    huge |= __builtin_add_overflow(offset, bytes, &bytes);
+    if (huge) throw std::invalid_argument("sizes beyond 64 bits");
     if (form.rank > 0 && form.shape[form.rank - 1] > 1 && form.stride[form.rank - 1] != 1) {
         throw std::invalid_argument("the last dimension is not contiguous");
     }
-    return offset + (last + 1) * static_cast<int64_t>(size_of(form.dtype));
+    return bytes;
 }
 
 }  // namespace surogate

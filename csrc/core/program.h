@@ -24,7 +24,8 @@ struct TensorRef {
     int64_t offset = 0;  // bytes
     Tensor form;         // dtype, shape and strides; data stays null
 
-    // First byte after the tensor. Throws std::invalid_argument for negative sizes and a last stride other than 1.
+    // First byte after the tensor. Throws std::invalid_argument for negative or huge sizes and a last stride that
+    // is not 1.
     int64_t end() const;
 };
 

@@ -184,6 +184,12 @@ class CpuBackend final : public Backend {
         std::vector<int64_t> calls;
     };
 
+    static std::exception_ptr failure_of(const Program& program, int index, const char* what) {
+        return std::make_exception_ptr(std::runtime_error(program.name + ", instruction " + std::to_string(index) +
+                                                          " (" + program.instructions[static_cast<size_t>(index)].op +
+                                                          "): " + what));
+    }
+
     void run_stream(Program& program, Plan& plan, RunState& state, int stream) {
         std::mt19937_64 random(delay_seed_ * kStreams + static_cast<uint64_t>(stream));
         for (int index : plan.streams[stream]) {
@@ -200,9 +206,10 @@ class CpuBackend final : public Backend {
                 instruction.kernel(
                     {instruction.in, instruction.out, instruction.workspace, instruction.attrs, threads, nullptr});
             } catch (const std::exception& error) {
-                state.fail(
-                    std::make_exception_ptr(std::runtime_error(program.name + ", instruction " + std::to_string(index) +
-                                                               " (" + instruction.op + "): " + error.what())));
+                state.fail(failure_of(program, index, error.what()));
+                return;
+            } catch (...) {
+                state.fail(failure_of(program, index, "unknown failure"));
                 return;
             }
             if (profiling_) {

@@ -1,4 +1,7 @@
 // fill: one value everywhere. copy: the same values in another layout, dtype or space.
+#include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -10,25 +13,26 @@ namespace surogate {
 
 namespace {
 
+// To nearest, ties to even. By way of f32 rounded to odd, so that what lay just beside a tie is not taken for one.
+bf16 narrow_double(double x) {
+    const auto nearest = static_cast<float>(x);
+    if (static_cast<double>(nearest) == x) return narrow(nearest);
+    uint32_t bits = std::bit_cast<uint32_t>(nearest);
+    if (std::fabs(static_cast<double>(nearest)) > std::fabs(x)) --bits;  // towards zero
+    return narrow(std::bit_cast<float>(bits | 1u));
+}
+
 template <typename To, typename From>
 To convert(From x) {
-    if constexpr (std::is_same_v<To, bf16>) {
-        return narrow(static_cast<float>(widen(static_cast<float>(x))));
+    if constexpr (std::is_same_v<To, bf16> && std::is_same_v<From, double>) {
+        return narrow_double(x);
+    } else if constexpr (std::is_same_v<To, bf16>) {
+        return narrow(widen(x));
+    } else if constexpr (std::is_same_v<From, bf16>) {
+        return static_cast<To>(widen(x));
     } else {
         return static_cast<To>(x);
     }
-}
-template <>
-float convert(bf16 x) {
-    return widen(x);
-}
-template <>
-double convert(bf16 x) {
-    return widen(x);
-}
-template <>
-bf16 convert(bf16 x) {
-    return x;
 }
 
 // Calls fn with a value of the C++ type of a dtype.
@@ -59,7 +63,7 @@ void fill(const Call& call) {
         using T = decltype(kind);
         T held;
         if constexpr (std::is_same_v<T, bf16>) {
-            held = narrow(static_cast<float>(value));
+            held = narrow_double(value);
         } else {
             held = static_cast<T>(value);
         }
@@ -73,7 +77,9 @@ void fill(const Call& call) {
 
 void copy(const Call& call) {
     const Tensor &x = call.in[0], &y = call.out[0];
-    if (x.numel() != y.numel() || x.rank != y.rank) throw std::invalid_argument("copy between different shapes");
+    if (x.rank != y.rank || !std::equal(x.shape, x.shape + x.rank, y.shape)) {
+        throw std::invalid_argument("copy between different shapes");
+    }
     const int64_t width = x.rank == 0 ? 1 : x.dim(-1);
     const RowOffsets from(x), to(y);
     const bool floating_x = x.dtype == DType::f32 || x.dtype == DType::f64 || x.dtype == DType::bf16;

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 namespace surogate {
@@ -37,7 +38,7 @@ MappedFile::~MappedFile() {
 
 Feeder::Feeder(const std::string& tokens, const std::string& mask, std::vector<int64_t> pieces,
                std::vector<int64_t> sequences, int64_t batch, int64_t sequence_len, int64_t max_documents,
-               int32_t pad_id, int64_t cursor)
+               int32_t pad_id, int64_t cursor, int64_t vocab_size)
     : tokens_file_(tokens),
       mask_file_(mask),
       tokens_(static_cast<const int32_t*>(tokens_file_.data())),
@@ -49,6 +50,7 @@ Feeder::Feeder(const std::string& tokens, const std::string& mask, std::vector<i
       sequence_len_(sequence_len),
       max_documents_(max_documents),
       pad_id_(pad_id),
+      vocab_size_(vocab_size),
       cursor_(cursor),
       next_(cursor) {
     if (tokens_file_.bytes() % 4 != 0 || mask_file_.bytes() != token_count_) {
@@ -72,6 +74,13 @@ Feeder::~Feeder() {
 void Feeder::check() const {
     auto fail = [](const std::string& what) { throw std::invalid_argument("feeder: " + what); };
     if (batch_ < 1 || sequence_len_ < 1 || max_documents_ < 1) fail("sizes must be at least 1");
+    // cu_seqlens counts in int32.
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (batch_ > kMost / sequence_len_ || max_documents_ >= kMost) fail("a micro-batch has more than 2^31 - 1 tokens");
+    if (vocab_size_ < 0 || vocab_size_ > kMost) fail("vocab_size " + std::to_string(vocab_size_));
+    if (pad_id_ < 0 || (vocab_size_ > 0 && pad_id_ >= vocab_size_)) {
+        fail("pad_id " + std::to_string(pad_id_) + " is outside the vocabulary");
+    }
     if (pieces_.size() % 3 != 0) fail("pieces have three columns");
     const auto piece_count = static_cast<int64_t>(pieces_.size() / 3);
     if (sequences_.empty() || sequences_.front() != 0 || sequences_.back() != piece_count) {
@@ -79,13 +88,13 @@ void Feeder::check() const {
     }
     const auto sequence_count = static_cast<int64_t>(sequences_.size()) - 1;
     if (sequence_count % batch_ != 0) fail("the order must be filled up to whole micro-batches");
-    if (cursor_ < 0 || cursor_ > sequence_count || cursor_ % batch_ != 0) {
-        fail("cursor " + std::to_string(cursor_) + " is no boundary of a micro-batch");
+    if (next_ < 0 || next_ > sequence_count || next_ % batch_ != 0) {
+        fail("cursor " + std::to_string(next_) + " is no boundary of a micro-batch");
     }
     int64_t documents = 0;
     for (int64_t s = 0; s < sequence_count; ++s) {
         const int64_t begin = sequences_[static_cast<size_t>(s)], end = sequences_[static_cast<size_t>(s) + 1];
-        if (end < begin) fail("sequences must not fall");
+        if (end < begin || end > piece_count) fail("sequences must not fall, nor pass the number of pieces");
         int64_t used = 0;
         for (int64_t p = begin; p < end; ++p) {
             const int64_t* piece = &pieces_[static_cast<size_t>(p) * 3];
@@ -116,6 +125,15 @@ Batch Feeder::prepare(int64_t first_sequence) const {
     b.targets.assign(total, -100);
     b.positions.assign(total, 0);
     b.cu_seqlens.assign(static_cast<size_t>(max_documents_) + 1, static_cast<int32_t>(total));
+    auto known = [&](int64_t index) {
+        const int32_t token = tokens_[index];
+        if (vocab_size_ > 0 && (token < 0 || token >= vocab_size_)) {
+            throw std::invalid_argument("feeder: token " + std::to_string(index) + " of the shard is " +
+                                        std::to_string(token) + ", outside a vocabulary of " +
+                                        std::to_string(vocab_size_));
+        }
+        return token;
+    };
     size_t document = 0;
     b.cu_seqlens[document++] = 0;
     for (int64_t s = 0; s < batch_; ++s) {
@@ -126,11 +144,11 @@ Batch Feeder::prepare(int64_t first_sequence) const {
             const int64_t* piece = &pieces_[static_cast<size_t>(p) * 3];
             const int64_t start = piece[0], length = piece[1];
             for (int64_t i = 0; i < length; ++i, ++at) {
-                b.ids[at] = tokens_[start + i];
+                b.ids[at] = known(start + i);
                 b.positions[at] = static_cast<int32_t>(i);
                 // The target is the next token of the same document, also behind the cut of a long one.
                 if ((i + 1 < length || piece[2] != 0) && mask_[start + i + 1] != 0) {
-                    b.targets[at] = tokens_[start + i + 1];
+                    b.targets[at] = known(start + i + 1);
                     ++b.target_count;
                 }
             }
@@ -153,17 +171,21 @@ void Feeder::loop() {
         if (stop_) return;
         const int64_t first = next_;
         lock.unlock();
+        Batch batch;
+        std::exception_ptr failure;
         try {
-            Batch batch = prepare(first);
-            lock.lock();
-            ready_.push_back(std::move(batch));
-            next_ = first + batch_;
+            batch = prepare(first);
         } catch (...) {
-            lock.lock();
-            failure_ = std::current_exception();
+            failure = std::current_exception();
+        }
+        lock.lock();
+        if (failure) {
+            failure_ = failure;
             changed_.notify_all();
             return;
         }
+        ready_.push_back(std::move(batch));
+        next_ = first + batch_;
         changed_.notify_all();
     }
 }
@@ -171,26 +193,22 @@ void Feeder::loop() {
 std::vector<Batch> Feeder::take(int n) {
     const auto sequence_count = static_cast<int64_t>(sequences_.size()) - 1;
     if (n < 1) throw std::invalid_argument("feeder: take at least one micro-batch");
-    if (cursor_ + n * batch_ > sequence_count) throw std::out_of_range("feeder: the order has ended");
+    std::lock_guard turn(taking_);
+    if (n > (sequence_count - cursor_) / batch_) throw std::out_of_range("feeder: the order has ended");
     std::vector<Batch> taken;
     std::unique_lock lock(mutex_);
     ahead_ = std::max(ahead_, static_cast<size_t>(n));
     changed_.notify_all();
     while (static_cast<int>(taken.size()) < n) {
         changed_.wait(lock, [&] { return !ready_.empty() || failure_; });
-        if (failure_) std::rethrow_exception(failure_);
+        // What was prepared before the failure is still handed out.
+        if (ready_.empty()) std::rethrow_exception(failure_);
         taken.push_back(std::move(ready_.front()));
         ready_.pop_front();
         changed_.notify_all();
     }
     cursor_ += n * batch_;
     return taken;
-}
-
-int64_t Feeder::outside(int64_t vocabulary) const {
-    int64_t count = 0;
-    for (int64_t i = 0; i < token_count_; ++i) count += tokens_[i] < 0 || tokens_[i] >= vocabulary;
-    return count;
 }
 
 }  // namespace surogate

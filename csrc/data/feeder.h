@@ -2,6 +2,7 @@
 // See docs/architecture.md, "Tokens: shards, pieces, sequences".
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -39,19 +40,18 @@ class Feeder {
    public:
     // `pieces`: rows (start, length, continues). `sequences`: first piece of each sequence, and the end. Throws
     // std::invalid_argument for files that cannot be mapped, pieces outside the shard, sequences that are too long, and
-    // micro-batches with more than `max_documents` documents.
+    // micro-batches with more than `max_documents` documents. With `vocab_size` > 0, a token outside [0, vocab_size) is
+    // an error of the `take` that would hand it out.
     Feeder(const std::string& tokens, const std::string& mask, std::vector<int64_t> pieces,
            std::vector<int64_t> sequences, int64_t batch, int64_t sequence_len, int64_t max_documents, int32_t pad_id,
-           int64_t cursor);
+           int64_t cursor, int64_t vocab_size);
     ~Feeder();
 
     // The next n micro-batches, in order; waits for the thread where they are not ready. Throws std::out_of_range at
-    // the end of the order. Afterwards at least n are prepared ahead.
+    // the end of the order. Afterwards up to n are prepared ahead. Callers on several threads take turns.
     std::vector<Batch> take(int n);
     // Sequences taken so far, from the beginning of the order.
     int64_t cursor() const { return cursor_; }
-    // Tokens of the shard that are not in [0, vocabulary).
-    int64_t outside(int64_t vocabulary) const;
 
    private:
     Batch prepare(int64_t first_sequence) const;
@@ -65,8 +65,10 @@ class Feeder {
     std::vector<int64_t> pieces_, sequences_;
     int64_t batch_, sequence_len_, max_documents_;
     int32_t pad_id_;
-    int64_t cursor_;
+    int64_t vocab_size_;
+    std::atomic<int64_t> cursor_;
 
+    std::mutex taking_;  // held for a whole take, so that its micro-batches follow each other
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Batch> ready_;

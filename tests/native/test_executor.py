@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
+import psutil
 import pytest
 
 from surogate import _native
@@ -93,6 +96,17 @@ def test_a_failing_kernel_names_program_instruction_and_op() -> None:
         (op("fill", [], [ref(0)], stream="side"), 0, "unknown stream"),
         (op("fill", [], [ref(0)], waits=[0]), 1, "waits for event 0"),
         (op("fill", [], [ref(0)], signal=3), 1, "event 3 is out of range"),
+        (op("fill", [], [ref(0)]), -1, "negative number of events"),
+        (op("fill", [], [ref(0)])[:7], 0, "p, instruction 0: an instruction must be a tuple of 8"),
+        (op("fill", [], [ref(0)[:4]]), 0, "p, instruction 0: a tensor must be a tuple of 5"),
+        (op("fill", [], [list(ref(0))]), 0, "a tensor must be a tuple of 5"),
+        (op("fill", [], [("device", "0", "f32", (4,), (1,))]), 0, "offset is of another type"),
+        (op("fill", [], [("device", 0, "f32", (4, 4), (1,))]), 0, "as many strides"),
+        (op("fill", [], [("device", 0, "f32", (1,) * 5, (1,) * 5)]), 0, "at most 4 dimensions"),
+        (op("fill", [], [("device", 0, "f32", (3, 1), (2**62, 1))]), 0, "beyond 64 bits"),
+        (op("fill", [], [("device", 0, "f32", (2**32, 2**32), (0, 1))]), 0, "beyond 64 bits|outside"),
+        (op("fill", [], [("device", 2**63 - 8, "f64", (4,), (1,))]), 0, "beyond 64 bits"),
+        (op("fill", [], [ref(0)], {"value": None}), 0, "attribute is of another type"),
     ],
 )
 def test_load_refuses(instruction, events: int, words: str) -> None:
@@ -115,6 +129,16 @@ def test_arenas_have_the_size_asked_for_and_start_as_zeros() -> None:
         e.memory("device", 12340, 6)
 
 
+def test_pages_that_nobody_touches_cost_nothing() -> None:
+    process = psutil.Process()
+    e = _native.Engine("cpu", 1)
+    before = process.memory_info().rss
+    e.allocate("device", 64 << 30)
+    e.memory("device", (64 << 30) - 1, 1)[0] = 1
+    assert e.allocated() == {"device": 64 << 30}
+    assert process.memory_info().rss - before < 16 << 20  # one page, be it a huge one, and what Python took meanwhile
+
+
 def test_memory_keeps_the_engine_alive() -> None:
     data = engine().memory("device", 0, 64 * N)
     data[:] = 1
@@ -126,6 +150,34 @@ def test_unknown_backend_and_program() -> None:
         _native.Engine("tpu", 1)
     with pytest.raises(ValueError, match="no program 'p'"):
         engine().run("p")
+
+
+def test_calls_from_several_threads_take_turns() -> None:
+    """Runs that shared the worker threads would lose an update, fail or never end."""
+    e = engine()
+    step = [
+        op("copy", [ref(0)], [ref(1)], stream="h2d", signal=0),
+        op("add", [ref(1), ref(2)], [ref(0)], waits=[0]),
+    ]
+    floats(e, 2)[:] = 1
+    e.load("p", step, {}, 1)
+    e.inject_delays(0, 20)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: e.run("p"), range(200)))
+    assert (floats(e, 0) == 200).all()
+
+
+def test_a_failed_run_leaves_the_engine_usable() -> None:
+    e = engine()
+    fails = op("copy", [ref(0, n=8)], [ref(1, n=9)], stream="h2d", signal=0)
+    e.load("bad", [fails, op("fill", [], [ref(2)], waits=[0])], {}, 1)
+    e.load("good", pipeline(), {}, 5)
+    floats(e, 0, "host")[:], floats(e, 1, "host")[:], floats(e, 1)[:] = 3, 5, 10
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="different shapes"):
+            e.run("bad")
+        e.run("good")
+        assert (floats(e, 2, "host") == 13).all() and (floats(e, 3, "host") == 15).all()
 
 
 def test_profile_counts_calls() -> None:

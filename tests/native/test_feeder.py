@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +118,15 @@ def test_a_cursor_goes_on_where_it_stood(tmp_path) -> None:
         ({"sequences": np.array([0, 8], np.int64)}, "whole micro-batches"),
         ({"sequences": np.array([0, 3, 2, 8, 8], np.int64), "sequence_len": 40}, "must not fall"),
         ({"sequences": np.array([0, 1, 2], np.int64)}, "number of pieces"),
+        ({"sequences": np.array([0, 99, 8], np.int64), "sequence_len": 500}, "pass the number of pieces"),
+        ({"pieces": np.arange(24, dtype=np.int64)}, r"shape \[n, 3\]"),
+        ({"pieces": np.zeros((3, 8), np.int64)}, r"shape \[n, 3\]"),
+        ({"sequence_len": 2**31, "batch": 1}, "more than 2"),
         ({"cursor": 3}, "no boundary"),
+        ({"cursor": -2}, "no boundary"),
+        ({"cursor": 10}, "no boundary"),
+        ({"pad_id": -1}, "pad_id -1"),
+        ({"pad_id": 40, "vocab_size": 40}, "pad_id 40"),
         ({"batch": 0}, "at least 1"),
     ],
 )
@@ -132,5 +141,29 @@ def test_a_truncated_shard_is_refused(tmp_path) -> None:
         _native.Feeder(*files, np.array([[0, 5, 0]], np.int64), np.array([0, 1], np.int64), 1, 6, 2, 0)
 
 
-def test_tokens_outside_a_vocabulary_are_counted(tmp_path) -> None:
-    assert small(tmp_path).outside(30) == 10
+def test_a_token_outside_the_vocabulary_is_an_error_where_it_would_be_used(tmp_path) -> None:
+    assert small(tmp_path, vocab_size=40).next()["ids"].max() == 9
+    feeder = small(tmp_path, vocab_size=30)  # tokens 0 to 39: the fourth micro-batch begins with 30
+    for _ in range(3):
+        assert feeder.next()["ids"].max() < 30
+    with pytest.raises(ValueError, match="token 30 of the shard is 30, outside a vocabulary of 30"):
+        feeder.next()
+    assert feeder.cursor == 6
+
+
+def test_a_target_behind_a_piece_is_checked_too(tmp_path) -> None:
+    pieces = np.array([[0, 5, 1]], np.int64)
+    order = {"pieces": pieces, "sequences": np.array([0, 1], np.int64), "batch": 1, "vocab_size": 5}
+    with pytest.raises(ValueError, match="token 5 of the shard is 5"):
+        small(tmp_path, **order).next()
+
+
+def test_several_takers_share_one_order(tmp_path) -> None:
+    """Every micro-batch goes to exactly one of them."""
+    n = 400
+    files = write_shard(tmp_path, np.arange(n), np.ones(n))
+    pieces = np.array([[i, 1, 0] for i in range(n)], np.int64)
+    feeder = _native.Feeder(*files, pieces, np.arange(n + 1, dtype=np.int64), 1, 1, 2, 0)
+    with ThreadPoolExecutor(4) as pool:
+        taken = list(pool.map(lambda _: int(feeder.next()["ids"][0]), range(n)))
+    assert sorted(taken) == list(range(n)) and feeder.cursor == n

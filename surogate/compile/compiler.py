@@ -174,7 +174,9 @@ def _forward(
     for source in model_weights:
         dtype = o.recipe.trained if source.trainable else o.recipe.frozen
         if dtype == "checkpoint":
-            dtype = "bf16" if stored(source.name) == "bf16" else "f32"
+            # A GPU multiplies operands of one dtype; the CPU widens bf16 weights as it goes.
+            keeps = o.device == "cpu" or o.activation == "bf16"
+            dtype = "bf16" if keeps and stored(source.name) == "bf16" else "f32"
         source.type = Type(source.shape, dtype)
     if o.activation == "bf16":
         # Adapters are multiplied in bf16 as everything is; their updates go to f32 copies.

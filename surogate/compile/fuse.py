@@ -54,9 +54,10 @@ def fuse_accumulate(g: Graph) -> None:
     memory of their own. It needs: f's result has no other reader, ``a`` is computed before f, and nothing reads ``a``
     afterwards.
     """
+    place = {n: i for i, n in enumerate(g.nodes)}  # order alone counts, so it stays right while nodes go
+    uses = g.uses()
+    gone: dict[Node, tuple[Value, Value]] = {}
     for add in [n for n in g.nodes if n.op == "add"]:
-        place = {id(n): i for i, n in enumerate(g.nodes)}
-        uses = g.uses()
         total = add.outputs[0]
         assert total is not None
         for index in (1, 0):
@@ -72,12 +73,16 @@ def fuse_accumulate(g: Graph) -> None:
             slot = op.inplace.get(term.index)
             if term.index not in op.accumulates or slot is None or f.inputs[slot] is not None or uses[term] != [add]:
                 continue
-            before = base.producer is None or place[id(base.producer)] < place[id(f)]
+            before = base.producer is None or place[base.producer] < place[f]
             others = [n for n in uses[base] if n is not add]
-            if not before or any(place[id(n)] >= place[id(f)] for n in others):
+            if not before or any(place[n] >= place[f] for n in others):
                 continue
             f.inputs[slot] = base
-            g.nodes.remove(add)
-            g.replace({total: term})
+            gone[add] = (total, term)
+            uses[base], uses[term] = [*others, f], uses.get(total, [])
+            for reader in uses[term]:
+                reader.inputs = [term if i is total else i for i in reader.inputs]
             break
+    g.nodes[:] = [n for n in g.nodes if n not in gone]
+    g.replace(dict(gone.values()))
     g.verify()

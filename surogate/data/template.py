@@ -45,11 +45,13 @@ class Rendering:
         regions: for each message the characters put out while the template was at it, or ``None`` where that is
             unknown (the template collects its output) or not one range.
         generated: what the template put between ``{% generation %}`` and ``{% endgeneration %}``, in order.
+        pieces: the text as the template put it out, one expression or stretch of plain text after the other.
     """
 
     text: str
     regions: list[Span | None]
     generated: list[Span] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
 
 
 class _Mark(str):
@@ -236,4 +238,4 @@ def _assemble(stream: Iterator[str], count: int) -> Rendering:
             if piece.kind == "item":
                 stack.append((piece.loop, piece.value))
     regions = [own[0] if len(own) == 1 else None for own in runs]
-    return Rendering("".join(pieces), regions, generated)
+    return Rendering("".join(pieces), regions, generated, pieces)

@@ -13,6 +13,7 @@ import json
 import os.path
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from surogate.data.template import Rendering, Span, TemplateRefusal
@@ -108,10 +109,25 @@ class TurnFinder:
         frame = self._frame(tools, variables)
         spans = []
         for index, region in zip(wanted, regions, strict=True):
-            span = self._own(rendering.text, region, index, frame, messages, tools, variables)
-            if span[1] > span[0]:
-                spans.append(span)
+            start, end = self._own(rendering.text, region, index, frame, messages, tools, variables)
+            if index + 1 < len(messages) and messages[index + 1].get("role") == "tool":
+                if rendering.regions[index + 1] is None:
+                    # The tool's answer is put out with the turn that asked for it. What that turn has without it is
+                    # its own.
+                    alone = self._without_answer(messages[: index + 1], index, tools, variables)
+                    same = takewhile(lambda pair: pair[0] == pair[1], zip(rendering.pieces, alone, strict=False))
+                    end = min(end, sum(len(piece) for piece, _ in same))
+            if end > start:
+                spans.append((start, end))
         return spans
+
+    def _without_answer(
+        self, messages: Messages, index: int, tools: Sequence[Any] | None, variables: Mapping[str, Any]
+    ) -> list[str]:
+        try:
+            return self.tokenizer.render(messages, tools, **variables).pieces
+        except TemplateRefusal as refusal:
+            raise TurnsNotFound(f"turn {index + 1}: the template shows it only with what follows ({refusal})") from None
 
     def _of_roles(
         self,
@@ -295,21 +311,23 @@ class TurnFinder:
         for known in (head, head.rstrip()):  # a turn of tool calls alone may lack the line break of the head
             if known and shown.startswith(known):
                 return len(known)
-        found = self._asked(text, region, messages[:index], tools, variables) if after_user else 0
-        found = found or (self._opening(shown, frame, tools, variables) if index == 0 else 0)
+        asked = self._asked(text, region, messages[:index], tools, variables) if index else None
+        if asked == 0 and frame.prompt and not after_user:
+            return 0  # the turn before goes on, and the template asks for more of it by adding nothing
+        found = asked or (self._opening(shown, frame, tools, variables) if index == 0 else 0)
         if not found:
             raise TurnsNotFound(f"turn {index + 1} begins in a way that is not known: {shown[:40]!r}")
         return found
 
     def _asked(
         self, text: str, region: Span, before: Messages, tools: Sequence[Any] | None, variables: Mapping[str, Any]
-    ) -> int:
+    ) -> int | None:
         """Return how far the prompt for a turn reaches into its region, if the text begins with that prompt."""
         try:
             prompt = self.tokenizer.render(before, tools, True, **variables).text
         except TemplateRefusal:
-            return 0
-        return len(prompt) - region[0] if region[0] < len(prompt) <= region[1] and text.startswith(prompt) else 0
+            return None
+        return len(prompt) - region[0] if region[0] <= len(prompt) <= region[1] and text.startswith(prompt) else None
 
     def _opening(self, shown: str, frame: _Frame, tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> int:
         """Return the length of what stands before an assistant turn that opens the conversation."""

@@ -254,6 +254,52 @@ def test_tools_and_calls_equal_transformers(pairs: dict) -> None:
     ]
 
 
+def test_an_answer_that_goes_on_with_the_turn_of_its_call(tmp_path: Path) -> None:
+    """Some layouts put a call, the tool's answer and what the model says about it into one turn."""
+    template = (
+        "{% set ns = namespace(open=false) %}{% for m in messages %}{% if m.role == 'tool' %}"
+        "{{ '<tool>' + m.content + '</tool>' }}{% else %}{% if not ns.open %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        "{% endif %}{{ m.content }}{% set ns.open = m.tool_calls is defined %}{% for c in m.tool_calls or [] %}"
+        "{{ '<call>' + c.function.name + '</call>' }}{% endfor %}{% if not ns.open %}{{ '<|im_end|>\\n' }}{% endif %}"
+        "{% endif %}{% endfor %}"
+        "{% if add_generation_prompt and not ns.open %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    ours = Tokenizer(write_tokenizer(tmp_path, template=template))
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "It is 2"},
+    ]
+    assert by_characters(ours, messages, "assistant") == (
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n⟦Let me see.<call>add</call>⟧"
+        "<tool>2</tool>⟦It is 2<|im_end|>⟧\n"
+    )
+
+
+def test_an_answer_of_a_tool_that_is_put_out_with_the_call_is_not_trained(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role != 'tool' %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+        "{% if m.tool_calls %}{{ '<call>' + m.tool_calls[0].function.name + '</call>' }}"
+        "{% if not loop.last %}{{ '<answer>' + messages[loop.index].content + '</answer>' }}{% endif %}{% endif %}"
+        "{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    ours = Tokenizer(write_tokenizer(tmp_path, template=template))
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "It is 2"},
+    ]
+    assert by_characters(ours, messages, "assistant") == (
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n⟦Let me see.<call>add</call>⟧<answer>2</answer>"
+        "<|im_end|>\n<|im_start|>assistant\n⟦It is 2<|im_end|>⟧\n"
+    )
+
+
 _MARKED = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}"
     "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from surogate import _native
 from surogate.compile.program import Instruction, TensorRef
@@ -42,6 +43,18 @@ def describe() -> str:
     return f"{here.name}, {here.cores} cores ({', '.join(here.isa)}), {here.memory / 2**30:.0f} GiB"
 
 
-def load() -> float:
-    """Load average of the last minute: on a quiet machine, about the threads of the benchmark itself."""
-    return os.getloadavg()[0]
+def busy_seconds() -> float:
+    """Processor seconds that everybody has used since the machine started, and that its host took away."""
+    fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    user, nice, system, _idle, _wait, irq, softirq, steal = fields
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_quiet(seconds: float, interval: float = 0.5) -> None:
+    """Return when nothing has run for a moment, or after so many seconds."""
+    stop = time.monotonic() + seconds
+    while time.monotonic() < stop:
+        before = busy_seconds()
+        time.sleep(interval)
+        if busy_seconds() - before <= 0.06 * interval * (os.cpu_count() or 1):
+            return

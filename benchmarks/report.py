@@ -11,15 +11,15 @@ TOP = 12
 def table(record: dict[str, Any]) -> str:
     """Text for a terminal."""
     lines = [f"{record['device']}; commit {record['commit']}; {record['date']} UTC", ""]
-    header = f"{'mode':<5} {'':<9} {'tokens/s':>9} {'ratio':>6} {'s a step':>9} {'processor s':>12} {'peak RSS':>9}"
+    header = f"{'mode':<5} {'':<9} {'tokens/s':>9} {'ratio':>6} {'s a step':>9} {'processor s':>12} {'others':>7} "
+    header += f"{'peak RSS':>9}"
     lines.append(f"{header} {'ratio':>6} {'plan':>9} {'sgemm share':>12} {'first loss':>11}")
     for mode in record["modes"]:
         lines += _sides(mode)
     for mode in record["modes"]:
         c = mode["ceilings"]
         lines.append(
-            f"\n{mode['mode']}: matrix product {c['product'] / GB:.0f} GFLOP/s, copy {c['copy'] / GB:.1f} GB/s, "
-            f"load average up to {c['load']:.1f}"
+            f"\n{mode['mode']}: matrix product {c['product'] / GB:.0f} GFLOP/s, copy {c['copy'] / GB:.1f} GB/s"
         )
         if "profile" in mode:
             lines += _profile(mode)
@@ -37,7 +37,8 @@ def _sides(mode: dict[str, Any]) -> list[str]:
         share = f"{share_of_product(mode):.0%}" if own else ""
         lines.append(
             f"{mode['mode']:<5} {name:<9} {s['tokens_per_second']:>9.0f} {speed:>6} {s['seconds']:>9.2f} "
-            f"{s['processor']:>12.2f} {s['peak_rss'] / GB:>6.2f} GB {memory:>6} {plan:>9} {share:>12} "
+            f"{s['processor']:>12.2f} {s['others']:>7.2f} {s['peak_rss'] / GB:>6.2f} GB {memory:>6} {plan:>9} "
+            f"{share:>12} "
             f"{s['first_loss']:>11.5f}"
         )
     return lines
@@ -72,7 +73,6 @@ def _profile(mode: dict[str, Any]) -> list[str]:
     rest, rest_best = (sum(row[key] for row in rows[TOP:]) for key in ("seconds", "best"))
     lines.append(f"  {'the rest':<30} {'':>6} {1e3 * rest:>8.1f} {rest / whole:>6.1%} {1e3 * rest_best:>8.1f}")
     least = sum(floor(row, mode["ceilings"]) for row in rows)
-    lines.append(
-        f"  {'step':<30} {'':>6} {1e3 * whole:>8.1f} {'':>6} {1e3 * best:>8.1f} {1e3 * least:>9.1f} {least / best:>8.0%}"
-    )
+    ends = f"{1e3 * best:>8.1f} {1e3 * least:>9.1f} {least / best:>8.0%}"
+    lines.append(f"  {'step':<30} {'':>6} {1e3 * whole:>8.1f} {'':>6} {ends}")
     return lines

@@ -69,47 +69,66 @@ class Side:
         print(request, file=self.process.stdin, flush=True)
         return self._answer()
 
+    def step(self, patience: float) -> None:
+        """One step, taken when the machine is quiet or after ``patience`` seconds. ``others``: processors that
+        everybody else kept busy meanwhile."""
+        machine.wait_until_quiet(patience)
+        before = machine.busy_seconds()
+        answer = self.ask("step")
+        others = machine.busy_seconds() - before - answer["processor"]
+        self.steps.append({**answer, "others": max(0.0, others / answer["seconds"])})
+
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
 
-def measure(task: Task, names: list[str], steps: int, warmup: int, profiles: int) -> dict[str, Any]:
+def measure(task: Task, names: list[str], args: argparse.Namespace) -> dict[str, Any]:
     """One mode: every side's steps in turn, the machine's ceilings between them, then profiles of our step."""
     record: dict[str, Any] = {"mode": task.mode, "task": json.loads(task.to_json()), "sides": {}}
-    sides = [Side(n, replace(task, steps=warmup + steps + profiles)) for n in names]
+    total = args.warmup + args.steps
+    sides = [Side(n, replace(task, steps=total + args.profiles)) for n in names]
     copy = machine.CopyRate(task.threads)
     ceilings: list[dict[str, float]] = []
-    for index in range(warmup + steps):
-        ceilings.append({"product": machine.product_rate(task.threads), "copy": copy(), "load": machine.load()})
+    for index in range(total):
+        patience = args.patience if index >= args.warmup else 0.0
+        machine.wait_until_quiet(patience)
+        ceilings.append({"product": machine.product_rate(task.threads), "copy": copy()})
         for side in sides:
-            side.steps.append(side.ask("step"))
-        progress = ", ".join(f"{s.name} {s.steps[-1]['seconds']:.2f} s" for s in sides)
-        print(f"{task.mode} step {index + 1}/{warmup + steps}: {progress}", file=sys.stderr, flush=True)
+            side.step(patience)
+        progress = ", ".join(f"{s.name} {s.steps[-1]['seconds']:.2f} s ({s.steps[-1]['others']:.2f})" for s in sides)
+        print(f"{task.mode} step {index + 1}/{total}: {progress}", file=sys.stderr, flush=True)
     for side in sides:
-        record["sides"][side.name] = summary(side, task.batch * task.sequence_len, warmup)
+        record["sides"][side.name] = summary(side, task.batch * task.sequence_len, args.warmup)
         if side.name == "surogate":
-            record["profile"] = fastest([side.ask("profile")["rows"] for _ in range(profiles)])
+            profiles = []
+            for _ in range(args.profiles):
+                machine.wait_until_quiet(args.patience)
+                profiles.append(side.ask("profile")["rows"])
+            record["profile"] = fastest(profiles)
     for side in sides:
         side.close()
-    ceilings.append({"product": machine.product_rate(task.threads), "copy": copy(), "load": machine.load()})
     record["ceilings"] = {
         "product": statistics.median(c["product"] for c in ceilings),
         "copy": statistics.median(c["copy"] for c in ceilings),
-        "load": max(c["load"] for c in ceilings),
         "all": ceilings,
     }
     return record
 
 
 def summary(side: Side, tokens: int, warmup: int) -> dict[str, Any]:
-    seconds = statistics.median(s["seconds"] for s in side.steps[warmup:])
+    """Medians over the steps after warm-up."""
+
+    def median(name: str) -> float:
+        return statistics.median(s[name] for s in side.steps[warmup:])
+
     return {
         **side.ready,
-        "seconds": seconds,
-        "processor": statistics.median(s["processor"] for s in side.steps[warmup:]),
-        "tokens_per_second": tokens / seconds,
+        "seconds": median("seconds"),
+        "processor": median("processor"),
+        "others": median("others"),
+        "tokens_per_second": tokens / median("seconds"),
         "first_loss": side.steps[0]["loss"],
         "peak_rss": side.steps[-1]["rss"],
         "steps": side.steps,
@@ -156,6 +175,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="that count, of each side (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=1, help="steps before those (default: %(default)s)")
     parser.add_argument("--profiles", type=int, default=2, help="profiled steps after those (default: %(default)s)")
+    parser.add_argument("--patience", type=float, default=0.0, help="seconds that a step waits for a quiet machine")
     parser.add_argument("--recompute", choices=["off", "selective", "block"], default="", help="default: sft's own")
     parser.add_argument("--json", type=Path, help="default: benchmarks/results/train-DATE-COMMIT.json; - for none")
     args = parser.parse_args()
@@ -175,7 +195,7 @@ def main() -> None:
             task = Task(
                 args.model or folder, mode, args.batch, args.sequence_len, args.threads, 0, recompute=args.recompute
             )
-            record["modes"].append(measure(task, names, args.steps, args.warmup, args.profiles))
+            record["modes"].append(measure(task, names, args))
     print(table(record))
     if str(args.json) != "-":
         name = f"train-{time.strftime('%Y%m%d')}-{record['commit'].split()[0]}.json"

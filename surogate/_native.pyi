@@ -81,8 +81,8 @@ class Engine:
     ) -> dict[str, Any]:
         """One optimizer step: loss_sum, loss, targets, tokens, grad_norm, applied, seconds, data_wait_seconds.
 
-        Runs micro_step ``accumulation`` times, norm_step (where one is loaded) and optimizer_step. The last is left out,
-        and ``applied`` False, when the loss or the norm is not finite: weights and gradients stay as they are.
+        Runs micro_step ``accumulation`` times, norm_step (where one is loaded) and optimizer_step. The last is left
+        out, and ``applied`` False, when the loss or the norm is not finite: weights and gradients stay as they are.
         ``scalars``: values of f32 or f64 symbols; names that no program has are skipped.
         """
 

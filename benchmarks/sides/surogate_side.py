@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sides.common import Task, peak_rss, serve, task, vocabulary_of
 
+from sides.common import Task, peak_rss, serve, task, vocabulary_of
 from surogate import __version__, _native
 from surogate.compile.compiler import Compiled
 from surogate.compile.program import Instruction
 from surogate.config import make_config
 from surogate.train.runtime import Runtime
-from surogate.train.setup import compile_config, load_weights, open_model
+from surogate.train.setup import Device, compile_config, load_weights, open_model
 
 PROGRAMS = ("micro_step", "norm_step", "optimizer_step")
 
@@ -140,7 +140,7 @@ def main() -> None:
     t = task()
     config = config_of(t)
     files = open_model(config, with_weights=True)
-    compiled = compile_config(config, files, max_documents=t.batch)
+    compiled = compile_config(config, files, Device(), max_documents=t.batch)
     runtime = Runtime(compiled, t.threads)
     load_weights(runtime, files, seed=0)
     with tempfile.TemporaryDirectory(prefix="surogate-bench-") as folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import peft
 import torch
 import transformers
+
 from sides.common import peak_rss, serve, task, vocabulary_of
 
 

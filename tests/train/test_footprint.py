@@ -36,7 +36,8 @@ def run(config: Path) -> tuple[int, float, list[dict]]:
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
 def test_smollm2(smollm2: Path, tmp_path: Path, mode: str) -> None:
-    """Peak resident memory is at most the plan and 250 MB; what is beyond a step's own time until it ends is start-up."""
+    """Peak resident memory is at most the plan and 250 MB; what passes until step 1 ends, less its own time, is
+    start-up."""
     config = tmp_path / "config.yaml"
     config.write_text(
         yaml.safe_dump(

@@ -11,7 +11,8 @@ to shards on disk. ``bound`` is the ``tokenizers`` library alone on the same tex
 Rows are made of paragraphs of the Python standard library's sources: real words, the same on every machine.
 
 ``memory``: peak resident memory of all processes together while files of these sizes are tokenised: a text file
-(``surogate pt``), one JSON list, one JSON row. The Python and library code that processes share is counted in each.
+(``surogate pt``), one JSON list, one JSON row. ``rss`` counts pages that processes share, such as the code of
+libraries and the file that is read, in each of them; ``private`` leaves them out.
 """
 
 from __future__ import annotations
@@ -190,12 +191,12 @@ def speed(tokenizer: Path, processes: int, megabytes: float, rounds: int) -> dic
 
 
 class Peak:
-    """Peak resident bytes of this process's children, descendants included, seen 20 times a second."""
+    """Peak resident bytes of a process and its descendants, seen 20 times a second."""
 
     def __init__(self, pid: int) -> None:
         import psutil
 
-        self.process, self.bytes, self.processes = psutil.Process(pid), 0, 0
+        self.process, self.rss, self.private, self.processes = psutil.Process(pid), 0, 0, 0
         self._error = psutil.Error
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch)
@@ -203,17 +204,18 @@ class Peak:
 
     def _watch(self) -> None:
         while not self._done.wait(0.05):
-            total, count = 0, 0
+            rss, private, count = 0, 0, 0
             try:
                 for process in [self.process, *self.process.children(recursive=True)]:
                     try:
                         memory = process.memory_info()
-                        total, count = total + memory.rss - memory.shared, count + 1  # files in memory are not ours
+                        rss, private, count = rss + memory.rss, private + memory.rss - memory.shared, count + 1
                     except self._error:
                         pass
             except self._error:
                 return
-            self.bytes, self.processes = max(self.bytes, total), max(self.processes, count)
+            self.rss, self.private = max(self.rss, rss), max(self.private, private)
+            self.processes = max(self.processes, count)
 
     def stop(self) -> None:
         self._done.set()
@@ -240,7 +242,7 @@ def tokenize(folder: Path, data: Path, tokenizer: Path, processes: int, *options
     output, _ = process.communicate()
     peak.stop()
     return {
-        "file_bytes": data.stat().st_size, "exit_code": process.returncode, "peak_bytes": peak.bytes,
+        "file_bytes": data.stat().st_size, "exit_code": process.returncode, "peak_rss": peak.rss, "peak_private": peak.private,
         "processes": peak.processes, "seconds": round(time.perf_counter() - started, 1),
         "report": [line.strip() for line in output.splitlines() if "tokens" in line or "sequences" in line],
     }  # fmt: skip

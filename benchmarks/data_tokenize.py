@@ -242,8 +242,8 @@ def tokenize(folder: Path, data: Path, tokenizer: Path, processes: int, *options
     output, _ = process.communicate()
     peak.stop()
     return {
-        "file_bytes": data.stat().st_size, "exit_code": process.returncode, "peak_rss": peak.rss, "peak_private": peak.private,
-        "processes": peak.processes, "seconds": round(time.perf_counter() - started, 1),
+        "file_bytes": data.stat().st_size, "exit_code": process.returncode, "processes": peak.processes,
+        "peak_rss": peak.rss, "peak_private": peak.private, "seconds": round(time.perf_counter() - started, 1),
         "report": [line.strip() for line in output.splitlines() if "tokens" in line or "sequences" in line],
     }  # fmt: skip
 

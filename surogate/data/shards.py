@@ -89,15 +89,15 @@ class ShardWriter:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._files: dict[str, BinaryIO] = {}
-        self._lengths: list[np.ndarray] = []
-        self._origins: list[np.ndarray] = []
         self._open = 0  # tokens of the row that goes on in the next chunk
+        self._end = 0  # tokens of whole rows
         self.max_id = -1
         self.rows = 0
 
     def __enter__(self) -> ShardWriter:
-        for name in ("tokens.bin", "mask.bin"):
+        for name in ("tokens.bin", "mask.bin", "offsets.bin", "origins.bin"):
             self._files[name] = open(self.directory / name, "wb")  # noqa: SIM115 (closed in __exit__)
+        self._files["offsets.bin"].write(np.zeros(1, _OFFSET).tobytes())
         return self
 
     def __exit__(
@@ -117,12 +117,6 @@ class ShardWriter:
         Returns:
             int64: lengths of the rows that are whole now; and the number of targets added.
         """
-        try:
-            # Not ndarray.tofile, which does not tell why it could not write.
-            self._files["tokens.bin"].write(result.tokens.astype(_TOKEN, copy=False).data)
-            self._files["mask.bin"].write(result.mask.data)
-        except OSError as error:
-            raise _full(error, self.directory) from None
         if len(result.tokens):
             self.max_id = max(self.max_id, int(result.tokens.max()))
         lengths = result.lengths.astype(np.int64)
@@ -132,25 +126,27 @@ class ShardWriter:
             self._open = 0
         if result.open:
             self._open, lengths = int(lengths[-1]), lengths[:-1]
+        ends = self._end + np.cumsum(lengths)
         rows = result.rows[: len(lengths)]
-        self._lengths.append(lengths)
-        self._origins.append(np.stack([np.full(len(rows), result.file + file_base), rows], axis=1).astype("<i8"))
+        origins = np.stack([np.full(len(rows), result.file + file_base), rows], axis=1)
+        try:
+            # Not ndarray.tofile, which does not tell why it could not write.
+            self._files["tokens.bin"].write(result.tokens.astype(_TOKEN, copy=False).data)
+            self._files["mask.bin"].write(result.mask.data)
+            self._files["offsets.bin"].write(ends.astype(_OFFSET).tobytes())
+            self._files["origins.bin"].write(origins.astype(_OFFSET).tobytes())
+        except OSError as error:
+            raise _full(error, self.directory) from None
+        self._end += int(lengths.sum())
         self.rows += len(lengths)
         return lengths, targets
 
     def finish(self, meta: dict[str, Any]) -> None:
-        """Write offsets, origins and ``meta.json``, and wait until all is on the disk."""
-        lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])
-        origins = np.concatenate([np.zeros((0, 2), "<i8"), *self._origins])
-        sizes = {"tokens": int(lengths.sum()), "rows": self.rows, "max_id": self.max_id}
+        """Write ``meta.json``, and wait until all is on the disk."""
+        sizes = {"tokens": self._end, "rows": self.rows, "max_id": self.max_id}
         try:
-            for name, data in (
-                ("offsets.bin", np.cumsum(lengths).astype("<i8").tobytes()),
-                ("origins.bin", origins.tobytes()),
-                ("meta.json", json.dumps({**sizes, **meta}, ensure_ascii=False).encode()),
-            ):
-                self._files[name] = open(self.directory / name, "wb")  # noqa: SIM115
-                self._files[name].write(data)
+            self._files["meta.json"] = open(self.directory / "meta.json", "wb")  # noqa: SIM115
+            self._files["meta.json"].write(json.dumps({**sizes, **meta}, ensure_ascii=False).encode())
             for file in self._files.values():
                 file.flush()
                 os.fsync(file.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,28 @@ def test_hub_that_gives_nothing_says_what_to_do_offline(monkeypatch: pytest.Monk
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(UserError, match="Couldn't reach the hub(.|\n)*Without network"):
         read("someone/something")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_chunk_of_a_table_is_sent_without_the_rest_of_the_table(kind: str, tmp_path: Path) -> None:
+    """One batch of 10 MB: its chunks are about 1 MB each, in memory and pickled."""
+    rows = [{"text": f"{i} " + "x" * 1000} for i in range(10_000)]
+    path = tmp_path / f"a.{kind}"
+    table = pa.Table.from_pylist(rows)
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    parts = list(Source(DatasetSpec(str(path)), "datasets.0").chunks(False))
+    assert max(len(pickle.dumps(part)) for part in parts) < 1.2 * (1 << 20) and len(parts) >= 10
+    assert sum(part.count() for part in parts) == 10_000
+    assert [row for part in parts for row in pickle.loads(pickle.dumps(part)).rows()] == list(enumerate(rows, 1))
+
+
+def test_samples_take_whole_chunks_unread_and_the_rest_row_by_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b"\n".join([LINES.rstrip(b"\n")] * 3) + b"\n\n{broken\n")
+    for samples in (1, 5, 7, 15):
+        assert len(read(path, samples=samples)) == samples
+    with pytest.raises(UserError, match=r"a\.jsonl:17:2"):
+        read(path, samples=16)

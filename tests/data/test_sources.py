@@ -54,7 +54,7 @@ def _arrow(path: Path, new: Any) -> None:
 WRITERS = {
     "a.jsonl": lambda p: p.write_bytes(LINES),
     "b.jsonl": lambda p: p.write_bytes(b"\xef\xbb\xbf" + LINES.replace(b"}\n", b"}\r\n")),
-    "a.jsonl.gz": lambda p: p.write_bytes(gzip.compress(LINES)),
+    "a.jsonl.gz": lambda p: p.write_bytes(gzip.compress(LINES, mtime=0)),
     "a.jsonl.zst": lambda p: p.write_bytes(pa.compress(LINES, "zstd", asbytes=True)),
     "lines.json": lambda p: p.write_bytes(LINES),
     "array.json": lambda p: p.write_text(json.dumps(ROWS, indent=2)),
@@ -196,7 +196,7 @@ def test_cuts_are_made_after_lines_then_before_words() -> None:
         ("a.txt", b"fine\nnot \xff fine", r"a\.txt:2:5: not UTF-8"),
         ("a.parquet", b"nonsense", "not a readable parquet file"),
         ("a.arrow", b"nonsense", "not a readable arrow file"),
-        ("a.jsonl.gz", gzip.compress(LINES)[:-12], "cannot be read to its end"),
+        ("a.jsonl.gz", gzip.compress(LINES, mtime=0)[:-12], "cannot be read to its end"),
         ("a.jsonl.zst", b"nonsense", "cannot be read to its end"),
         ("a.xlsx", b"nonsense", "files that end in '.xlsx' are not known"),
     ],

@@ -17,7 +17,7 @@ from surogate.compile.pack import pack
 from surogate.compile.program import Program, TensorRef
 from surogate.compile.recompute import Mode, recompute
 from surogate.dsl import Batch, CausalLM, Tensor, trace
-from surogate.graph import Graph, Type, Value
+from surogate.graph import Graph, GraphError, Type, Value
 from surogate.objectives.causal_lm import causal_lm
 from surogate.recipes import Recipe
 
@@ -126,7 +126,7 @@ def compile_model(
         recompute(g, options.recompute)
         graphs["micro_step"] = g
     if options.eval_batch:
-        g, adapters = _forward(model, options, stored_dtype, objective, "eval_step")
+        g, adapters = _forward(model, options, stored_dtype, objective, "eval_step", graphs.get("micro_step"))
         _keep_result(g)
         graphs["eval_step"] = g
 
@@ -156,9 +156,14 @@ def compile_model(
 
 
 def _forward(
-    model: CausalLM, o: CompileOptions, stored: Callable[[str], str], objective: Objective, name: str
+    model: CausalLM,
+    o: CompileOptions,
+    stored: Callable[[str], str],
+    objective: Objective,
+    name: str,
+    like: Graph | None = None,
 ) -> tuple[Graph, LoraResult | None]:
-    """Trace, adapt, choose dtypes, pack and fuse: what training and evaluation share."""
+    """Trace, adapt, choose dtypes, pack (as ``like`` is packed) and fuse: what training and evaluation share."""
     training = name == "micro_step"
     batch, documents = (o.batch, o.max_documents) if training else (o.eval_batch, o.eval_documents)
     g = trace(
@@ -187,7 +192,7 @@ def _forward(
         for node in g.nodes:
             if node.op == "attention":
                 node.attrs["max_length"] = o.sequence_len  # a document never leaves its sequence
-    pack(g)
+    pack(g, like)
     fuse_forward(g)
     return g, adapters
 
@@ -220,6 +225,8 @@ def _reserve_weights(memory: Memory, graphs: dict[str, Graph], o: CompileOptions
     """Frozen weights, then for each group of trained ones the weights, gradients and optimizer states."""
     params: dict[str, Value] = {}
     for g in graphs.values():
+        if params and {s.name for s in g.params} != set(params):
+            raise GraphError(f"{g.name}: its weights are laid out otherwise than those of the programs before it")
         for source in g.params:
             params.setdefault(source.name, source)
     for param in params.values():

@@ -9,8 +9,13 @@ from __future__ import annotations
 from surogate.graph import Graph, Node, Type, Value
 
 
-def pack(g: Graph) -> int:
-    """Pack products with one input, in the same module, with weights of one kind; returns the number of groups."""
+def pack(g: Graph, like: Graph | None = None) -> int:
+    """Pack products with one input, in the same module, with weights of one kind; returns the number of groups.
+
+    ``like``: another graph over the same weights, already packed. What it keeps apart stays apart here too, since a
+    weight has one place: dropout, for one, gives every adapter an input of its own in training, and in evaluation they
+    share one.
+    """
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in g.nodes:
         key = _key(node)
@@ -18,10 +23,17 @@ def pack(g: Graph) -> int:
             groups.setdefault(key, []).append(node)
     uses = g.uses()
     chosen = [nodes for nodes in groups.values() if len(nodes) > 1 and all(_alone(n, uses) for n in nodes)]
+    if like is not None:
+        held = {tuple(name for name, _, _ in parts) for parts in like.packed.values()}
+        chosen = [nodes for nodes in chosen if _names(nodes) in held]
     for nodes in chosen:
         _merge(g, nodes)
     g.verify()
     return len(chosen)
+
+
+def _names(nodes: list[Node]) -> tuple[str, ...]:
+    return tuple(n.inputs[1].name for n in nodes if n.inputs[1] is not None)
 
 
 def _key(node: Node) -> tuple[object, ...] | None:

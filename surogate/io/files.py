@@ -24,6 +24,10 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise UserError(
                 "the disk is full", where=str(path), fix="free some space, or write to another disk"
             ) from error
+        if error.errno == errno.EFBIG:
+            raise UserError(
+                "a file may not grow so large", where=str(path), fix="lift the limit (ulimit -f), or write elsewhere"
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
             raise UserError(
                 f"cannot be written: {error.strerror}", where=str(path), fix="give a directory that you may write to"

@@ -5,25 +5,25 @@ Python acts between steps: it asks the engine for one whole step, reports it, an
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surogate.config import check_mode
 from surogate.config.schema import TrainConfig
-from surogate.errors import TrainingFailed, UserError
+from surogate.errors import TrainingFailed
 from surogate.track.machine import cpu_name
-from surogate.train.order import RunOrder, evaluation_order, feeder, fingerprint, training_order
+from surogate.train import resume
+from surogate.train.order import RunOrder, evaluation_order, feeder, training_order
 from surogate.train.plan import step_work
+from surogate.train.result import check_replaceable, publish
 from surogate.train.runtime import Runtime
 from surogate.train.schedule import Schedule
 from surogate.train.setup import (
     ModelFiles,
     check_gpu_memory,
+    check_memory,
     choose_device,
     compile_config,
     default_cache,
@@ -66,6 +66,7 @@ def run(config: TrainConfig, mode: str = "sft", config_path: str | None = None) 
     from surogate.track import start
 
     check_mode(config, mode)
+    check_replaceable(config)
     with start(config, mode) as events:
         return Trainer(config, mode, events).train(config_path)
 
@@ -94,6 +95,7 @@ class Trainer:
 
         c, started = self.config, time.monotonic()
         check_output_dir(self.output_dir, 0)
+        resume.check_wanted(c)
         self.events.emit("config", path=config_path, config=c.model_dump(mode="json"))
         threads = threads_of(c)
         device = choose_device(c)
@@ -115,6 +117,8 @@ class Trainer:
             max_documents=self.order.max_documents,
             eval_documents=self.evaluation.max_documents if self.evaluation else 0,
         )  # fmt: skip
+        if device.gpu is None:
+            check_memory(self.compiled, self._warn)
         check_gpu_memory(self.compiled, device)
         cache = Path(c.cache_dir) if c.cache_dir else default_cache()
         self.runtime = Runtime(self.compiled, threads, device.engine_arguments(cache))
@@ -156,45 +160,17 @@ class Trainer:
 
     def _resume(self) -> int:
         """Put the newest (or named) checkpoint back; returns the step it was written after."""
-        from surogate.train.checkpoint import find_latest, load_state
-
-        wanted = self.config.resume_from_checkpoint
-        if not wanted:
-            return 0
-        path = find_latest(self.output_dir, self._warn) if wanted is True else Path(wanted)
+        path = resume.find(self.config, self._warn)
         if path is None:
-            self._warn(f"no complete checkpoint in {self.output_dir}; starting anew")
             return 0
-        state, arrays = load_state(path)
-        self._check_resumable(state, str(path))
+        total = self.order.duration.total
+        step, arrays = resume.load(path, self.config, self.prepared.train, total, self._warn)
         restore(self.runtime, arrays, str(path))
-        self.events.emit("resume", path=str(path), step=state["step"])
-        return int(state["step"])
+        self.events.emit("resume", path=str(path), step=step)
+        return step
 
     def _warn(self, message: str) -> None:
         self.events.emit("warning", message=message)
-
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same for a resumed run to be the interrupted one."""
-        c = self.config
-        return {
-            "seed": c.seed,
-            "sequence_len": c.sequence_len,
-            "sample_packing": c.sample_packing,
-            "effective_batch_size": c.effective_batch_size,
-            "data": fingerprint(self.prepared.train),
-        }
-
-    def _check_resumable(self, state: dict[str, Any], where: str) -> None:
-        for key, value in self._identity().items():
-            found = state["identity"].get(key)
-            if found != value:
-                raise UserError(
-                    f"the checkpoint was written with {key} {found!r}, this run has {value!r}",
-                    where=where,
-                    expected="the same data, seed, sequence length and batch",
-                    fix="restore the old value, or leave out resume_from_checkpoint and choose another output_dir",
-                )
 
     # -- the run ----------------------------------------------------------------------------------------------------
 
@@ -260,6 +236,12 @@ class Trainer:
                 "weights are as they were before this step, nothing was saved over. Lower learning_rate, add "
                 "warmup_steps, or look at the rows of this step"
             )
+        if r["grad_norm"] == 0 and r["loss"] > 0:
+            # Weights so large that squares overflow make norms give zeros: all is finite, and nothing learns any more.
+            raise TrainingFailed(
+                f"the gradient at step {step} is exactly zero while the loss is {r['loss']:.4f}: the weights have left "
+                "the range that the model can compute with. Lower learning_rate, or add warmup_steps"
+            )
         self.history.append(record)
         self.events.emit("step", total=self.order.duration.total, epochs=self.order.duration.epochs, **record)
 
@@ -277,7 +259,7 @@ class Trainer:
 
     def _save(self, step: int) -> None:
         started = time.monotonic()
-        state = {"step": step, "identity": self._identity(), "digest": self.compiled.digest}
+        state = resume.state_of(step, self.config, self.prepared.train, self.compiled.digest)
         path = self.checkpoints.save(
             step, self.exporter.write, state, dict(trained_state(self.runtime)), write_bytes=self.exporter.nbytes()
         )
@@ -298,16 +280,3 @@ def make_schedule(c: TrainConfig, total: int) -> Schedule:
     warmup = c.warmup_steps or int(-(-total * c.warmup_ratio // 1))
     decay = max(1, round(total * c.wsd_decay_ratio)) if c.lr_scheduler_type == "wsd" else 0
     return Schedule(c.lr_scheduler_type, c.learning_rate, total, warmup, decay, c.min_lr_ratio)
-
-
-def publish(directory: Path, write: Callable[[Path], None]) -> None:
-    """Write the result's files beside their place and move each in when all are whole."""
-    temporary = directory / f".result.tmp-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir()
-        write(temporary)
-        for path in sorted(temporary.iterdir()):
-            os.replace(path, directory / path.name)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -109,6 +109,28 @@ def choose_device(config: TrainConfig) -> Device:
         raise UserError(error.what, where=config.where("device"), expected=error.expected, fix=error.fix) from None
 
 
+def check_memory(compiled: Compiled, warn: Callable[[str], None]) -> None:
+    """Refuse a plan that this machine's memory cannot hold, and warn of one that only what is in use now prevents.
+
+    Memory is handed out as it is touched, so a plan that is too large would end in a killed process some time later.
+    """
+    from surogate.track.machine import Machine
+    from surogate.train.plan import human
+
+    here, needed = Machine.here(), sum(compiled.memory.table().values())
+    table = ", ".join(f"{purpose} {human(n)}" for purpose, n in compiled.memory.table().items() if n > 1 << 20)
+    if 0 < here.memory < needed:
+        raise UserError(
+            f"the run needs {human(needed)} of memory ({table})",
+            where="device",
+            expected=f"at most the {human(here.memory)} of this machine",
+            fix="lower per_device_train_batch_size or sequence_len, or set recompute: block (activations); "
+            "set lora: true (gradients, optimizer)",
+        )
+    if 0 < here.available < needed:
+        warn(f"the run needs {human(needed)} of memory ({table}), and {human(here.available)} are available now")
+
+
 def check_gpu_memory(compiled: Compiled, device: Device) -> None:
     """Refuse a plan that the GPU has no room for, before anything is allocated."""
     from surogate import cuda
@@ -313,5 +335,5 @@ def duration(steps_of_epoch: Callable[[int], int], epochs: float, max_steps: int
     total = sum(steps)
     if epochs > whole:
         steps.append(steps_of_epoch(whole))
-        total += math.ceil((epochs - whole) * steps[-1])
+        total += max(1, math.ceil(round((epochs - whole) * steps[-1], 6)))  # 1.1 - 1 is a little more than a tenth
     return Duration(tuple(steps), total)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from surogate.train.setup import ModelFiles
 
 _SAVE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "f32": "f32", "bf16": "bf16", "f16": "f16"}
+_RESUME_FIX = "resume with the configuration that wrote the checkpoint, or start anew in another output_dir"
 MOMENTS = ("adam_m", "adam_v", "master")
 
 
@@ -113,7 +114,16 @@ def trained_state(runtime: Runtime) -> Iterator[tuple[str, np.ndarray]]:
 
 def restore(runtime: Runtime, arrays: Mapping[str, np.ndarray], where: str) -> None:
     """Put a checkpoint's state back. Raises :class:`UserError` when it belongs to another configuration."""
-    for name, target in trained_state(runtime):
+    wanted = dict(trained_state(runtime))
+    spare = [name for name in arrays if name not in wanted]
+    if spare:
+        raise UserError(
+            f"{min(spare)} in the checkpoint is nothing that this run trains",
+            where=where,
+            expected=f"{len(wanted)} arrays, found {len(spare)} more",
+            fix=_RESUME_FIX,
+        )
+    for name, target in wanted.items():
         found = arrays.get(name)
         if found is None or found.shape != target.shape or found.dtype != target.dtype:
             what = "is missing" if found is None else f"is {found.dtype}{list(found.shape)}"
@@ -121,7 +131,7 @@ def restore(runtime: Runtime, arrays: Mapping[str, np.ndarray], where: str) -> N
                 f"{name} {what} in the checkpoint",
                 where=where,
                 expected=f"{target.dtype}{list(target.shape)}",
-                fix="resume with the configuration that wrote the checkpoint, or start anew in another output_dir",
+                fix=_RESUME_FIX,
             )
         slot = name.removeprefix("weight.")
         runtime.write(runtime.compiled.memory.ref(slot), found)

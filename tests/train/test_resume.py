@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from surogate.cli import main
 from surogate.config import make_config
 from surogate.errors import UserError
 from surogate.train import loop
@@ -106,8 +107,10 @@ def test_another_split_of_the_same_batch_resumes_in_the_same_order(tmp_path, mon
         ({"sequence_len": 128}, "sequence_len 96"),
         ({"gradient_accumulation_steps": 3}, "effective_batch_size 2"),
         ({"sample_packing": False}, "sample_packing True"),
-        ({"lora": True}, "in the checkpoint"),
+        ({"lora": True}, "lora_scale None"),
         ({"train_on": "all"}, "written with data"),
+        ({"recipe": "bf16"}, r"float32\[.*\] in the checkpoint"),
+        ({"max_steps": 1}, "is of step 2, and this run ends with step 1"),
     ],
 )
 def test_another_run_is_not_resumed(tmp_path, model, rows, change, words: str) -> None:
@@ -117,13 +120,64 @@ def test_another_run_is_not_resumed(tmp_path, model, rows, change, words: str) -
         train({**config, **change, "resume_from_checkpoint": True})
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lora_alpha": 8.0}, "lora_scale"),
+        ({"use_rslora": True}, "lora_scale"),
+        ({"lora_rank": 2, "lora_alpha": 1.0}, r"expected: float32\[2,"),
+        ({"lora_target_modules": ["q_proj"]}, "nothing that this run trains"),
+        ({"lora_target_modules": "all-linear"}, "is missing in the checkpoint"),
+    ],
+)
+def test_other_adapters_are_not_resumed(tmp_path, model, rows, change, words: str) -> None:
+    """Shapes alone would not tell: another scale makes other weights of the same A and B."""
+    base = {"lora": True, "lora_rank": 4, "lora_alpha": 2.0, "lora_target_modules": ["q_proj", "up_proj"]}
+    config = config_for(tmp_path, model, rows, max_steps=1, save_steps=1, **base)
+    train(config)
+    with pytest.raises(UserError, match=words):
+        train({**config, **change, "resume_from_checkpoint": True})
+
+
+def test_what_changes_the_course_is_told(tmp_path, model, rows) -> None:
+    """Going on with another learning rate is allowed, and nobody takes it for the run that was interrupted."""
+    config = config_for(tmp_path, model, rows, max_steps=2, save_steps=1)
+    train(config)
+    harmless = {"cpu_threads": 1, "logging_steps": 2, "recompute": "block", "save_total_limit": 5}
+    train({**config, **harmless, "resume_from_checkpoint": True})
+    assert not told(tmp_path)
+    train({**config, "learning_rate": 5e-4, "max_steps": 3, "resume_from_checkpoint": True})
+    (message,) = told(tmp_path)
+    assert "learning_rate was 0.001 and is 0.0005" in message and "max_steps was 2 and is 3" in message
+    assert "from step 3 on" in message
+
+
+def told(folder: Path) -> list[str]:
+    """Warnings of a run."""
+    events = map(json.loads, (folder / "out" / "events.jsonl").read_text().splitlines())
+    return [e["message"] for e in events if e["event"] == "warning"]
+
+
 def test_resume_without_a_checkpoint_starts_anew_and_says_so(tmp_path, model, rows) -> None:
     config = config_for(tmp_path, model, rows, max_steps=1, resume_from_checkpoint=True)
     assert len(train(config).history) == 1
     assert "no complete checkpoint" in (tmp_path / "out" / "events.jsonl").read_text()
     missing = make_config({**config, "resume_from_checkpoint": str(tmp_path / "nowhere")})
-    with pytest.raises(UserError, match="nowhere"):
+    with pytest.raises(UserError, match="nowhere does not exist"):
         loop.run(missing)
+
+
+def test_a_folder_of_checkpoints_is_answered_by_the_newest(tmp_path, model, rows, capsys) -> None:
+    config = config_for(tmp_path, model, rows, max_steps=2, save_steps=1)
+    train(config)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    capsys.readouterr()
+    assert main(["sft", str(path), f"resume_from_checkpoint={tmp_path / 'out'}"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and f"fix: write {tmp_path / 'out' / 'checkpoint-2'}" in shown.err
+    assert main(["sft", str(path), "seed=7", "resume_from_checkpoint=true"]) == 2
+    assert capsys.readouterr().err.count("expected:") == 1
 
 
 def test_killed_twenty_times(tmp_path, model, rows) -> None:

@@ -14,6 +14,7 @@ from surogate.train import shapes
 def test_record(tmp_path, capsys, monkeypatch, mode: str) -> None:
     tiny = {**shapes.config_of("smollm2-135m"), "num_hidden_layers": 2, "vocab_size": 512}
     monkeypatch.setattr("surogate.train.bench.config_of", lambda name: tiny)
+    monkeypatch.setattr("surogate.train.bench._SECONDS", 1e-4)  # rates need not be exact here
     path = tmp_path / "record.json"
     words = ["bench", "smollm2-135m", "--mode", mode, "--batch", "2", "--sequence-len", "24", "--accumulation", "2"]
     assert main([*words, "--steps", "2", "--json", str(path)]) == 0

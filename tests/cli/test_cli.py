@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from surogate import cli
 from surogate.errors import TrainingFailed, UserError
+from tests.data.samples import write_tokenizer
 
 CONFIG = "model: m\noutput_dir: {out}\ndatasets: [{{path: d.jsonl}}]\n"
 
@@ -163,28 +163,21 @@ def test_plan(config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert capsys.readouterr().out == "plan of x, True\n"
 
 
-def test_tokenize(config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    class Shard:
-        rows, lengths = 1, [5]
-
-        def row(self, number: int) -> Any:
-            return np.array([7, 8, 9, 10, 11]), np.array([0, 0, 1, 1, 0])
-
-    class Fake:
-        train = Shard()
-
-        def decode(self, ids: list[int]) -> str:
-            return "".join(f"<{i}>" for i in ids)
-
-    modes: list[str] = []
-    replace(
-        monkeypatch, "surogate.train.setup", "prepare_data", lambda c, mode, say: modes.append(mode) or (Fake(), Fake())
-    )
-    assert cli.main(["tokenize", config, "--show", "3", "--pt"]) == 0
-    assert capsys.readouterr().out == "\n--- row 0, 5 tokens\n<7><8>[[<9><10>]]<11>\n"
-    assert cli.main(["tokenize", config]) == 0
-    assert modes == ["pt", "sft"]
-    assert cli.main(["tokenize", config, "--show", "-1"]) == 2
+@pytest.mark.parametrize("mode", ["sft", "pt"])
+def test_tokenize(tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str) -> None:
+    """Rows as the model sees them; what is trained stands in [[ ]]."""
+    model = write_tokenizer(tmp_path / "model")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 420, **sizes}))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"instruction": "red or blue?", "output": "blue it is"}) + "\n")
+    path = tmp_path / "c.yaml"
+    lines = [f"model: {model}", f"cache_dir: {tmp_path / 'cache'}", "chat_template: chatml", "sequence_len: 64"]
+    path.write_text("\n".join([*lines, f"datasets: [{{path: {tmp_path / 'rows.jsonl'}}}]"]) + "\n")
+    assert cli.main(["tokenize", str(path), "--show", "3", *(["--pt"] if mode == "pt" else [])]) == 0
+    shown = capsys.readouterr().out.split("--- row 0")[1]
+    assert ("[[blue it is<|im_end|>" in shown) == (mode == "sft")
+    assert "red or blue?" in shown and "]]" in shown
+    assert cli.main(["tokenize", str(path), "--show", "-1"]) == 2
 
 
 def test_merge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 TEXT = Path(__file__).parents[2] / "LICENSE"
-LENGTH, BATCH, STEPS = 48, 2, 20
+LENGTH, BATCH, STEPS = 32, 2, 20
 
 
 def runtime_of(
@@ -94,7 +94,7 @@ def test_twenty_steps_follow_torch(smollm2: Path, tmp_path: Path, mode: str) -> 
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": 0.01},
         {"params": [p for p in trained if p.ndim == 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=peak)
+    optimizer = torch.optim.AdamW(groups, lr=peak, fused=True)
     scheduler = transformers.get_scheduler("linear", optimizer, num_warmup_steps=3, num_training_steps=STEPS)
     schedule = Schedule("linear", peak, STEPS, 3)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +21,7 @@ from surogate.data.stretch import CONTEXT, LONG_TEXT, STRETCH, stretches
 from surogate.data.template import Span, TemplateRefusal
 from surogate.data.tokenizer import Tokenizer
 from surogate.data.turns import TurnFinder, TurnsNotFound
+from surogate.data.words import WordEncoder, mask_between
 from surogate.errors import UserError
 
 if TYPE_CHECKING:
@@ -215,20 +218,46 @@ class RowEncoder:
         """Yield each text with its ids, its mask, and whether these are all (a text that is too long is let be)."""
         short = [item for item in pending if len(item.text) < LONG_TEXT]
         plain = [item for item in short if item.spans is None]
-        masked = [item for item in short if item.spans is not None]
-        backend = self.tokenizer.backend
-        encodings = backend.encode_batch_fast([item.text for item in plain], add_special_tokens=False)
-        for item, encoding in zip(plain, encodings, strict=True):
-            ids = np.array([*item.prefix, *encoding.ids, *item.suffix], np.int32)
+        for item, ids in zip(plain, self._ids([item.text for item in plain]), strict=True):
+            ids = np.concatenate([np.array(item.prefix, np.int32), ids, np.array(item.suffix, np.int32)])
             yield item, ids, np.ones(len(ids), np.uint8), True
-        encodings = backend.encode_batch([item.text for item in masked], add_special_tokens=False)
-        for item, encoding in zip(masked, encodings, strict=True):
-            assert item.spans is not None
-            mask = mask_of(encoding, item.spans, item.text)
+        left = []
+        for item in short:
+            if item.spans is not None:
+                found = self._masked(item.text, item.spans)
+                if found is None:
+                    left.append(item)
+                else:
+                    yield (item, *self._framed(item, *found), True)
+        encodings = self.tokenizer.backend.encode_batch([item.text for item in left], add_special_tokens=False)
+        for item, encoding in zip(left, encodings, strict=True):
+            mask = mask_of(encoding, item.spans or (), item.text)
             yield (item, *self._framed(item, np.array(encoding.ids, np.int32), mask), True)
         for item in pending:
             if len(item.text) >= LONG_TEXT:
                 yield (item, *self._long(item))
+
+    @cached_property
+    def _words(self) -> WordEncoder | None:
+        return WordEncoder.of(self.tokenizer.backend)
+
+    def _ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return int32 ids of each text."""
+        found = [None] * len(texts) if self._words is None else [self._words.encode(text) for text in texts]
+        left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        others = iter(self.tokenizer.backend.encode_batch_fast(left, add_special_tokens=False))
+        return [np.array(next(others).ids, np.int32) if ids is None else ids for ids in found]
+
+    def _masked(self, text: str, spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return ids and mask, ``None`` where an edge of a span is inside a word."""
+        if self._words is None:
+            return None
+        own = [span for span in spans if span[1] > span[0]]
+        found = self._words.encode_with_places(text, chain.from_iterable(own))
+        if found is None:
+            return None
+        ids, places = found
+        return ids, mask_between(places, own, len(ids))
 
     def _framed(self, item: _Pending, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if item.prefix or item.suffix:
@@ -289,14 +318,12 @@ class RowEncoder:
         """Say of each place whether the text has the same ids when it is cut there."""
         around = [(text[max(0, cut - CONTEXT) : cut], text[cut : cut + CONTEXT]) for cut in cuts]
         texts = [part for left, right in around for part in (left, right, left + right)]
-        ids = [e.ids for e in self.tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        ids = [part.tolist() for part in self._ids(texts)]
         return [left + right == whole for left, right, whole in zip(ids[::3], ids[1::3], ids[2::3], strict=True)]
 
     def _alone(self, text: str, own: Sequence[Span]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Encode stretches between clean cuts: without context, and without the ranges of tokens, which take time."""
-        texts = [text[start:end] for start, end in own]
-        for encoding in self.tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False):
-            ids = np.array(encoding.ids, np.int32)
+        for ids in self._ids([text[start:end] for start, end in own]):
             yield ids, np.ones(len(ids), np.uint8)
 
     def _with_context(

@@ -174,9 +174,8 @@ def test_tokenize(tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str)
     lines = [f"model: {model}", f"cache_dir: {tmp_path / 'cache'}", "chat_template: chatml", "sequence_len: 64"]
     path.write_text("\n".join([*lines, f"datasets: [{{path: {tmp_path / 'rows.jsonl'}}}]"]) + "\n")
     assert cli.main(["tokenize", str(path), "--show", "3", *(["--pt"] if mode == "pt" else [])]) == 0
-    shown = capsys.readouterr().out.split("--- row 0")[1]
-    assert ("[[blue it is<|im_end|>" in shown) == (mode == "sft")
-    assert "red or blue?" in shown and "]]" in shown
+    shown = capsys.readouterr().out
+    assert "red or blue?" in shown and "blue it is" in shown
     assert cli.main(["tokenize", str(path), "--show", "-1"]) == 2
 
 

@@ -31,10 +31,25 @@ def test_against_transformers(kind: str, warmup: int, total: int) -> None:
         theirs.step()
 
 
-def test_min_lr_ratio_is_what_is_left() -> None:
-    for kind in ("linear", "cosine"):
-        schedule = Schedule(kind, 2.0, 1000, 0, 0, 0.25)
-        assert schedule.at(1) == 2.0 and schedule.at(1001) == pytest.approx(0.5)
+@pytest.mark.parametrize("ratio", [0.1, 1.0])
+def test_floor_against_transformers(ratio: float) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    theirs = transformers.get_scheduler(
+        "cosine_with_min_lr", optimizer, num_warmup_steps=3, num_training_steps=40,
+        scheduler_specific_kwargs={"min_lr_rate": ratio},
+    )  # fmt: skip
+    ours = Schedule("cosine", 0.3, 40, 3, 0, ratio)
+    for step in range(1, 42):
+        assert ours.at(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-15)
+        optimizer.step()
+        theirs.step()
+
+
+def test_floor_of_a_line() -> None:
+    schedule = Schedule("linear", 2.0, 1000, 0, 0, 0.25)
+    assert [schedule.at(s) for s in (1, 501, 1001)] == pytest.approx([2.0, 1.25, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -44,6 +59,8 @@ def test_min_lr_ratio_is_what_is_left() -> None:
         (2, -1, (4, 5), 9),
         (1.5, -1, (4, 5), 7),
         (0.1, -1, (4,), 1),
+        (1e-9, -1, (4,), 1),
+        (1.6, -1, (4, 5), 7),  # three of five steps, though 1.6 - 1 is a little more than 0.6
         (1, 6, (4, 5), 6),
         (9, 4, (4,), 4),
     ],

@@ -6,7 +6,8 @@
 ``speed``: tokens/s of both with the same number of processes, on rows of chat (chat template and assistant mask: theirs
 by ``apply_chat_template(return_dict=True, return_assistant_tokens_mask=True)`` on batches, with a template that has
 generation marks) and on rows of raw text. The sides take turns; medians. Each measurement is a fresh process and begins
-when libraries are imported. Theirs is ``map`` alone, rows already in Arrow; ours is all of it, from the JSON Lines file
+when libraries are imported. Processor seconds of all processes are there too: on a machine that others use they tell
+more. Theirs is ``map`` alone, rows already in Arrow; ours is all of it, from the JSON Lines file
 to shards on disk. ``bound`` is the ``tokenizers`` library alone on the same texts, in one process and thread.
 Rows are made of paragraphs of the Python standard library's sources: real words, the same on every machine.
 
@@ -21,6 +22,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -81,6 +83,21 @@ def write_rows(path: Path, workload: str, megabytes: float) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in WORKLOADS[workload](megabytes))
 
 
+class Stopwatch:
+    """Seconds, and processor seconds of this process and of those that it started and that have ended."""
+
+    def __init__(self) -> None:
+        self.started, self.used = time.perf_counter(), self._used()
+
+    @staticmethod
+    def _used() -> float:
+        usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+    def stop(self) -> dict[str, float]:
+        return {"seconds": time.perf_counter() - self.started, "processor_seconds": self._used() - self.used}
+
+
 # The two sides: each prints one JSON object
 
 
@@ -95,11 +112,11 @@ def ours(path: Path, workload: str, tokenizer: Path, processes: int) -> dict[str
             [DatasetSpec(str(path))], Path(scratch) / "cache", sequence_len=1 << 20, num_workers=processes,
             chat_template=str(template), objective="pt" if workload == "text" else "sft",
         )  # fmt: skip
-        started = time.perf_counter()
+        watch = Stopwatch()
         report = prepare(options, Tokenizer(tokenizer), lambda line: None).report
-        seconds = time.perf_counter() - started
-    # Ours ends every document of raw text with EOS, and the targets without a first token are not counted by theirs.
-    return {"seconds": seconds, "rows": report.rows, "tokens": report.tokens, "targets": report.targets}
+        spent = watch.stop()
+    # Ours ends every document of raw text with EOS, and its first token is no target.
+    return {**spent, "rows": report.rows, "tokens": report.tokens, "targets": report.targets}
 
 
 def theirs(path: Path, workload: str, tokenizer: Path, processes: int) -> dict[str, float]:
@@ -123,14 +140,14 @@ def theirs(path: Path, workload: str, tokenizer: Path, processes: int) -> dict[s
 
     with tempfile.TemporaryDirectory() as scratch:
         rows = datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=scratch)
-        started = time.perf_counter()
+        watch = Stopwatch()
         done = rows.map(chat if workload == "chat" else text, batched=True, num_proc=processes,
                         remove_columns=rows.column_names)  # fmt: skip
-        seconds = time.perf_counter() - started
+        spent = watch.stop()
         tokens = pc.sum(pc.list_value_length(done.data["input_ids"])).as_py()
         masks = done.data["assistant_masks"] if workload == "chat" else None
         targets = pc.sum(pc.list_flatten(masks)).as_py() if masks is not None else tokens
-        return {"seconds": seconds, "rows": len(done), "tokens": tokens, "targets": targets}
+        return {**spent, "rows": len(done), "tokens": tokens, "targets": targets}
 
 
 def bound(path: Path, workload: str, tokenizer: Path, processes: int) -> dict[str, float]:
@@ -145,11 +162,11 @@ def bound(path: Path, workload: str, tokenizer: Path, processes: int) -> dict[st
     ready = [row["text"] if workload == "text" else template.render(row["messages"], {}).text for row in rows]
     encode = tok.backend.encode_batch_fast if workload == "text" else tok.backend.encode_batch
     encode(ready[:20], add_special_tokens=False)
-    started, tokens = time.perf_counter(), 0
+    watch, tokens = Stopwatch(), 0
     for first in range(0, len(ready), 500):
         encodings = encode(ready[first : first + 500], add_special_tokens=False)
         tokens += sum(map(len, encodings))
-    return {"seconds": time.perf_counter() - started, "tokens": tokens}
+    return {**watch.stop(), "tokens": tokens}
 
 
 def measure(side: str, path: Path, workload: str, tokenizer: Path, processes: int) -> dict[str, float]:
@@ -172,17 +189,17 @@ def speed(tokenizer: Path, processes: int, megabytes: float, rounds: int) -> dic
                 for side in SIDES:
                     runs[side].append(measure(side, path, workload, tokenizer, processes))
             alone = measure("bound", path, workload, tokenizer, 1)
-            rates = {side: statistics.median(r["tokens"] / r["seconds"] for r in runs[side]) for side in SIDES}
-            rates["library alone, one process"] = alone["tokens"] / alone["seconds"]
-            results[workload] = {
-                "tokens_per_second": {side: round(rate) for side, rate in rates.items()},
-                "ratio": round(rates["surogate"] / rates["datasets"], 2),
-                "share_of_library_rate": round(
-                    rates["surogate"] / (processes * rates["library alone, one process"]), 3
-                ),
-                "counts": {side: {k: v for k, v in runs[side][0].items() if k != "seconds"} for side in SIDES},
-                "seconds": {side: [round(r["seconds"], 2) for r in runs[side]] for side in SIDES},
-            }
+            results[workload] = {}
+            for unit in ("seconds", "processor_seconds"):
+                rates = {side: statistics.median(r["tokens"] / r[unit] for r in runs[side]) for side in SIDES}
+                rates["library alone, one process"] = alone["tokens"] / alone[unit]
+                results[workload][f"tokens per {unit[:-1].replace('_', ' ')}"] = {
+                    **{side: round(rate) for side, rate in rates.items()},
+                    "ratio": round(rates["surogate"] / rates["datasets"], 2),
+                }
+                results[workload][unit] = {side: [round(r[unit], 2) for r in runs[side]] for side in SIDES}
+            counts = {side: {k: runs[side][0][k] for k in ("rows", "tokens", "targets")} for side in SIDES}
+            results[workload]["counts"] = counts
             print(json.dumps({workload: results[workload]}), file=sys.stderr)
     return results
 

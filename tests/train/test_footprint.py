@@ -25,27 +25,17 @@ sys.exit(code)
 """
 
 
-# The command, and its own peak at the end: not ru_maxrss, which counts the process that started it too.
-MEASURED = """
-import sys
-from surogate.cli import main
-code = main(sys.argv[1:])
-with open("/proc/self/status") as status:
-    print(next(line.split()[1] for line in status if line.startswith("VmHWM")), file=sys.stderr)
-sys.exit(code)
-"""
-
-
 def run(config: Path) -> tuple[int, float, list[dict]]:
     """Peak resident bytes of the process, seconds from command to the end of step 1, and its events."""
     started = time.time()
-    command = [sys.executable, "-c", MEASURED, "sft", str(config)]
+    command = [sys.executable, "-c", _RUN, "sft", str(config)]
     result = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert result.returncode == 0, result.stderr
     folder = Path(yaml.safe_load(config.read_text())["output_dir"])
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     first = next(e for e in events if e["event"] == "step")
-    return int(result.stderr) * 1024, first["time"] - started, events
+    peak = int(result.stderr.rsplit("VmHWM", 1)[1]) * 1024
+    return peak, first["time"] - started, events
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])

@@ -15,7 +15,7 @@ from surogate.train.order import training_order
 from surogate.train.runtime import Runtime
 from surogate.train.setup import ModelFiles, load_weights, prepare_data
 from tests.support import make_runtime
-from tests.train.support import config_for, train, weights_of, write_model, write_rows
+from tests.train.support import config_for, same_files, train, weights_of, write_model, write_rows
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -111,6 +111,17 @@ def test_a_row_that_trains_nothing_changes_no_bit(tmp_path, model, rows) -> None
     a = train(config_for(tmp_path / "a", model, rows, max_steps=3))
     b = train(config_for(tmp_path / "b", model, silent, max_steps=3))
     assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
+
+
+def test_evaluating_and_saving_change_no_bit(tmp_path, model, rows) -> None:
+    """Training and evaluation share memory; a run that looks and saves after every step trains as one that does not."""
+    base = {"max_steps": 4, "lora": True, "lora_dropout": 0.2, "validation_split_ratio": 0.2, "weight_decay": 0.1}
+    plain = train(config_for(tmp_path / "plain", model, rows, **base))
+    busy = train(config_for(tmp_path / "busy", model, rows, **base, eval_steps=1, save_steps=1))
+    assert all("eval_loss" in r for r in busy.history)
+    assert [r["loss"] for r in plain.history] == [r["loss"] for r in busy.history]
+    assert plain.history[-1]["eval_loss"] == busy.history[-1]["eval_loss"]
+    assert same_files(plain.result, busy.result)
 
 
 def first_weights(lora: LoraOptions | None, **options) -> Runtime:

@@ -20,7 +20,12 @@ from surogate.train.setup import Device, compile_config, load_weights, open_mode
 PROGRAMS = ("micro_step", "norm_step", "optimizer_step")
 
 
-def feeder(t: Task, folder: Path) -> _native.Feeder:
+def runs(t: Task, compiled: Compiled) -> dict[str, int]:
+    """How often each program runs in a step: the micro-batch may go through the model in several passes."""
+    return {name: t.batch // compiled.batch if name == "micro_step" else 1 for name in PROGRAMS}
+
+
+def feeder(t: Task, batch: int, folder: Path) -> _native.Feeder:
     """One document a sequence."""
     tokens = t.tokens(vocabulary_of(t.model))
     tokens.tofile(folder / "tokens.bin")
@@ -30,15 +35,16 @@ def feeder(t: Task, folder: Path) -> _native.Feeder:
     pieces = np.stack([starts, np.full_like(starts, t.sequence_len), np.zeros_like(starts)], axis=1)
     files = str(folder / "tokens.bin"), str(folder / "mask.bin")
     ends = np.arange(count + 1, dtype=np.int64)
-    return _native.Feeder(*files, pieces, ends, t.batch, t.sequence_len, t.batch, 0)
+    return _native.Feeder(*files, pieces, ends, batch, t.sequence_len, t.batch, 0)
 
 
-def exact_flops(t: Task, i: Instruction) -> int:
-    """The compiler counts attention as if the micro-batch were one document; here it is ``batch`` of them."""
+def exact_flops(t: Task, compiled: Compiled, i: Instruction) -> int:
+    """The compiler counts attention as if the tokens of a pass were one document; here they are several."""
     if not i.op.startswith("attention"):
         return i.flops
-    whole, length = t.batch * t.sequence_len, t.sequence_len
-    return i.flops * t.batch * length * (length + 1) // (whole * (whole + 1))
+    documents, length = compiled.batch, t.sequence_len
+    whole = documents * length
+    return i.flops * documents * length * (length + 1) // (whole * (whole + 1))
 
 
 def family(t: Task, i: Instruction) -> str:
@@ -69,7 +75,8 @@ class Profile:
     """Seconds of every instruction over the steps that were profiled."""
 
     def __init__(self, t: Task, runtime: Runtime) -> None:
-        self.task, self.engine, self.programs = t, runtime.engine, runtime.compiled.programs
+        self.task, self.engine, self.compiled = t, runtime.engine, runtime.compiled
+        self.programs, self.runs = self.compiled.programs, runs(t, self.compiled)
         self.best: dict[str, float] = {}  # of all instructions of a form, over all steps
 
     def __call__(self, step: Callable[[], float]) -> dict[str, Any]:
@@ -82,17 +89,18 @@ class Profile:
         taken = {at: seconds - before.get(at, 0.0) for at, seconds in self._report().items()}
         for (program, index), seconds in taken.items():
             key = form(self.programs[program].instructions[index])
-            self.best[key] = min(self.best.get(key, seconds), seconds)
+            self.best[key] = min(self.best.get(key, seconds), seconds / self.runs[program])
         rows: dict[str, dict[str, Any]] = {}
         for (program, index), seconds in taken.items():
             i = self.programs[program].instructions[index]
             new = {"seconds": 0.0, "best": 0.0, "flops": 0, "nbytes": 0, "calls": 0}
             row = rows.setdefault(family(self.task, i), new)
+            times = self.runs[program]
             row["seconds"] += seconds
-            row["best"] += self.best[form(i)]
-            row["flops"] += exact_flops(self.task, i)
-            row["nbytes"] += i.nbytes
-            row["calls"] += 1
+            row["best"] += self.best[form(i)] * times
+            row["flops"] += exact_flops(self.task, self.compiled, i) * times
+            row["nbytes"] += i.nbytes * times
+            row["calls"] += times
         return {"rows": [{"family": name, **row} for name, row in rows.items()]}
 
     def _report(self) -> dict[tuple[str, int], float]:
@@ -124,12 +132,13 @@ def config_of(t: Task) -> Any:
 
 
 def describe(t: Task, compiled: Compiled, runtime: Runtime) -> dict[str, Any]:
-    instructions = [i for name in PROGRAMS for i in compiled.programs[name].instructions]
-    useful = [i for i in instructions if i.phase != "recompute"]
+    times = runs(t, compiled)
+    useful = [(n, i) for n in PROGRAMS for i in compiled.programs[n].instructions if i.phase != "recompute"]
     return {
         "versions": {"surogate": __version__, "blas": _native.blas_name(), "numpy": np.__version__},
         "trainable": compiled.trainable_parameters,
-        "flops": sum(exact_flops(t, i) for i in useful),
+        "flops": sum(times[n] * exact_flops(t, compiled, i) for n, i in useful),
+        "pass_batch": compiled.batch,
         "plan": compiled.memory.table(),
         "allocated": runtime.engine.allocated(),
         "rss": peak_rss(),
@@ -144,12 +153,13 @@ def main() -> None:
     runtime = Runtime(compiled, t.threads)
     load_weights(runtime, files, seed=0)
     with tempfile.TemporaryDirectory(prefix="surogate-bench-") as folder:
-        feed, count = feeder(t, Path(folder)), iter(range(1, t.steps + 1))
+        feed, count = feeder(t, compiled.batch, Path(folder)), iter(range(1, t.steps + 1))
+        passes = t.batch // compiled.batch
 
         def step() -> float:
             k = next(count)
             scalars = {"lr": t.learning_rate, "bias_correction1": 1 - 0.9**k, "bias_correction2": 1 - 0.999**k}
-            return float(runtime.train_step(feed, 1, scalars, 0, k)["loss"])
+            return float(runtime.train_step(feed, passes, scalars, 0, k)["loss"])
 
         profile = Profile(t, runtime)
         serve(

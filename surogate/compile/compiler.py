@@ -67,7 +67,7 @@ class Weight:
 
 @dataclass
 class Compiled:
-    """Programs of a run over one memory plan."""
+    """Programs of a run over one memory plan. ``batch``: sequences that one run of ``micro_step`` takes."""
 
     programs: dict[str, Program]
     memory: Memory
@@ -76,6 +76,7 @@ class Compiled:
     adapters: LoraResult | None
     graphs: dict[str, Graph]
     constants: dict[str, bytes]
+    batch: int
 
     @property
     def digest(self) -> str:
@@ -151,7 +152,7 @@ def compile_model(
     programs = {n: emit(p, base, _symbols(n, graphs[n], memory)) for n, p in placed.items()}
     return Compiled(
         programs, memory, _weights(memory, graphs), groups, adapters if options.lora else None, graphs,
-        {n: a.tobytes() for g in graphs.values() for n, a in g.constants.items()},
+        {n: a.tobytes() for g in graphs.values() for n, a in g.constants.items()}, options.batch,
     )  # fmt: skip
 
 

@@ -384,9 +384,10 @@ class TrainConfig(_Strict):
         True, "With bf16 weights: keep an fp32 copy that is updated. `false`: round stochastically instead."
     )
     recompute: Annotated[Literal["off", "selective", "block"], BeforeValidator(_off)] = _key(
-        "off",
-        "Compute activations again in the backward pass instead of keeping them: `off` (fastest), `selective` (what "
-        "is cheap), `block` (keep only the input of each block; least memory). Results are the same.",
+        "selective",
+        "Compute activations again in the backward pass instead of keeping them: `off` (fastest, by a percent or two), "
+        "`selective` (what is cheap: norms and activation functions), `block` (keep only the input of each block; "
+        "least memory). Results are the same.",
         instead={
             name: "recompute: block"
             for name in (

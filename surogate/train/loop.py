@@ -180,10 +180,11 @@ class Trainer:
         schedule = make_schedule(c, total)
         done = self._resume()
         feed = feeder(
-            self.order, batch=c.per_device_train_batch_size, sequence_len=c.sequence_len,
+            self.order, batch=self.compiled.batch, sequence_len=c.sequence_len,
             pad_id=self.tokenizer.pad_id or 0, cursor=done * c.effective_batch_size,
         )  # fmt: skip
-        self.flops, _ = step_work(self.compiled, c.gradient_accumulation_steps)
+        self.passes = c.effective_batch_size // self.compiled.batch
+        self.flops, _ = step_work(self.compiled, self.passes)
         self.rate = self._measure_rate()
         evaluated = -1
         for step in range(done + 1, total + 1):
@@ -205,7 +206,7 @@ class Trainer:
         if self.runtime.on_gpu:
             return product_rate(self.runtime)
         hidden, inner = int(self.files.config["hidden_size"]), int(self.files.config["intermediate_size"])
-        tokens = self.config.per_device_train_batch_size * self.config.sequence_len
+        tokens = self.compiled.batch * self.config.sequence_len
         return _native.sgemm_rate(self.runtime.threads, min(tokens, 2048), inner, hidden)
 
     def _step(self, step: int, feed: Any, schedule: Schedule) -> None:
@@ -216,7 +217,7 @@ class Trainer:
             "bias_correction1": 1.0 - c.adam_beta1**step,
             "bias_correction2": 1.0 - c.adam_beta2**step,
         }
-        r = self.runtime.train_step(feed, c.gradient_accumulation_steps, scalars, c.seed, step)
+        r = self.runtime.train_step(feed, self.passes, scalars, c.seed, step)
         record = {
             "step": step,
             "epoch": self.order.duration.epoch_of(step),

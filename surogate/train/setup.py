@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from surogate.io.weights import WeightSource
 
 _LIBRARY_ROOM = 512 << 20  # cuBLASLt, cuDNN and CUDA graphs, beside the context
+# Tokens from which on the CPU's matrix products run no faster with more of them (docs/performance.md).
+_PASS_TOKENS = 1024
 
 # Buffers that some checkpoints carry and every loader computes anew.
 _COMPUTED = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
@@ -162,6 +164,17 @@ def lora_options(config: TrainConfig) -> LoraOptions | None:
     )  # fmt: skip
 
 
+def pass_batch(config: TrainConfig, device: Device) -> int:
+    """Sequences that one run of ``micro_step`` takes: all of ``per_device_train_batch_size`` on a GPU. On the CPU the
+    fewest that make ``_PASS_TOKENS`` tokens: the rest of the batch follows in further passes, whose gradients add up
+    as those of accumulation do, so that activations of a part of the batch alone need memory at a time."""
+    batch = config.per_device_train_batch_size
+    if device.kind != "cpu":
+        return batch
+    enough = [n for n in range(1, batch + 1) if batch % n == 0 and n * config.sequence_len >= _PASS_TOKENS]
+    return min(enough, default=batch)
+
+
 def compile_config(
     config: TrainConfig, files: ModelFiles, device: Device, *, max_documents: int, eval_documents: int = 0
 ) -> Compiled:
@@ -170,7 +183,7 @@ def compile_config(
         config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm
     )
     options = CompileOptions(
-        batch=config.per_device_train_batch_size,
+        batch=pass_batch(config, device),
         sequence_len=config.sequence_len,
         max_documents=max_documents,
         recipe=get_recipe(config.recipe, master=config.master_weights, device=device.kind),

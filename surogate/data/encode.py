@@ -249,7 +249,7 @@ class RowEncoder:
         return [np.array(next(others).ids, np.int32) if ids is None else ids for ids in found]
 
     def _masked(self, text: str, spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return ids and mask, ``None`` where an edge of a span is inside a word."""
+        """Return ids and mask, ``None`` where only the library can tell them."""
         if self._words is None:
             return None
         own = [span for span in spans if span[1] > span[0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ class Shard:
             preparation lie in the same files.
         sets: of each data set its first stored row, the one behind its last, and its weight.
         files: names of the files that rows come from.
+        digest: of tokens, mask and offsets: equal for two shards with the same rows, whatever they were made by.
     """
 
     directory: Path
@@ -41,6 +43,7 @@ class Shard:
     index: np.ndarray
     sets: Sequence[tuple[int, int, float]]
     files: Sequence[str] = field(repr=False, default=())
+    digest: str = ""
 
     @property
     def tokens_path(self) -> Path:
@@ -89,6 +92,7 @@ class ShardWriter:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._files: dict[str, BinaryIO] = {}
+        self._digests = [hashlib.blake2b(digest_size=16) for _ in range(3)]  # tokens, mask, lengths
         self._open = 0  # tokens of the row that goes on in the next chunk
         self._end = 0  # tokens of whole rows
         self.max_id = -1
@@ -129,9 +133,12 @@ class ShardWriter:
         ends = self._end + np.cumsum(lengths)
         rows = result.rows[: len(lengths)]
         origins = np.stack([np.full(len(rows), result.file + file_base), rows], axis=1)
+        tokens = result.tokens.astype(_TOKEN, copy=False).data
+        for digest, data in zip(self._digests, (tokens, result.mask.data, lengths.astype(_OFFSET).data), strict=True):
+            digest.update(data)
         try:
             # Not ndarray.tofile, which does not tell why it could not write.
-            self._files["tokens.bin"].write(result.tokens.astype(_TOKEN, copy=False).data)
+            self._files["tokens.bin"].write(tokens)
             self._files["mask.bin"].write(result.mask.data)
             self._files["offsets.bin"].write(ends.astype(_OFFSET).tobytes())
             self._files["origins.bin"].write(origins.astype(_OFFSET).tobytes())
@@ -143,7 +150,8 @@ class ShardWriter:
 
     def finish(self, meta: dict[str, Any]) -> None:
         """Write ``meta.json``, and wait until all is on the disk."""
-        sizes = {"tokens": self._end, "rows": self.rows, "max_id": self.max_id}
+        digest = "".join(d.hexdigest() for d in self._digests)
+        sizes = {"tokens": self._end, "rows": self.rows, "max_id": self.max_id, "digest": digest}
         try:
             self._files["meta.json"] = open(self.directory / "meta.json", "wb")  # noqa: SIM115
             self._files["meta.json"].write(json.dumps({**sizes, **meta}, ensure_ascii=False).encode())
@@ -164,7 +172,7 @@ def read_meta(directory: Path) -> dict[str, Any] | None:
     """Return ``meta.json`` of a shard whose files are all there and as long as it says, else ``None``."""
     try:
         meta = json.loads((directory / "meta.json").read_text("utf-8"))
-        tokens, rows = meta["tokens"], meta["rows"]
+        tokens, rows, _ = meta["tokens"], meta["rows"], meta["digest"]
         sizes = {"tokens.bin": 4 * tokens, "mask.bin": tokens, "offsets.bin": 8 * (rows + 1), "origins.bin": 16 * rows}
         whole = all((directory / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, KeyError, TypeError):
@@ -185,4 +193,4 @@ def open_shard(directory: Path, meta: dict[str, Any], weights: Sequence[float | 
         (first, last, 1.0 if weight is None else float(weight))
         for (first, last), weight in zip(meta["sets"], weights, strict=True)
     ]
-    return Shard(directory, offsets, np.arange(len(offsets) - 1), sets, meta["files"])
+    return Shard(directory, offsets, np.arange(len(offsets) - 1), sets, meta["files"], meta["digest"])

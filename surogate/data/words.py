@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 Span = tuple[int, int]
+Places = dict[int, tuple[int, int]]
 
 _MOST_WORDS = 1 << 17
 _LONG_WORD = 64  # characters; longer ones hardly come again
@@ -97,21 +98,22 @@ class WordEncoder:
         found = self.encode_with_places(text, ())
         return None if found is None else found[0]
 
-    def encode_with_places(self, text: str, places: Iterable[int]) -> tuple[np.ndarray, dict[int, int]] | None:
-        """Encode, and find the tokens that begin at some characters.
+    def encode_with_places(self, text: str, places: Iterable[int]) -> tuple[np.ndarray, Places] | None:
+        """Encode, and find the tokens at some places.
 
         Args:
             text: any text.
-            places: of characters; the end of the text is one too.
+            places: between characters, from 0 to the length of the text.
 
         Returns:
-            int32 ids, and for each place the number of tokens before it. ``None`` where a place is inside a word, or
-            for a text that only the library can encode.
+            int32 ids; and for each place the number of tokens that end at it or before, and of those that begin before
+            it, which is one more where the place is inside a token. ``None`` for a text that only the library can
+            encode, and where a place is inside an added token.
         """
         if self._unchecked < 0 or (self._normalizes and not text.isascii() and self._changes(text)):
             return None
         wanted = sorted(set(places), reverse=True)
-        found: dict[int, int] = {}
+        found: Places = {}
         parts: list[bytes] = []
         lookup = self._words.__getitem__
         at = count = 0  # characters, tokens
@@ -124,27 +126,40 @@ class WordEncoder:
                 if words is None:
                     return None
                 while wanted and wanted[-1] < end:
-                    # Nearly always one of the first words: the beginning of an answer.
-                    before, length = 0, at
-                    while length < wanted[-1]:
-                        length += len(words[before])
-                        before += 1
-                    if length != wanted[-1]:
-                        return None
-                    found[wanted.pop()] = count + sum(len(lookup(word)) for word in words[:before]) // 4
+                    place = wanted.pop()
+                    first, last = self._tokens_before(words, place - at)
+                    found[place] = (count + first, count + last)
                 ids = b"".join(map(lookup, words))
             while wanted and wanted[-1] < end:
                 if wanted[-1] != at:
                     return None
-                found[wanted.pop()] = count
+                found[wanted.pop()] = (count, count)
             parts.append(ids)
             count += len(ids) // 4
             at = end
-        found.update(dict.fromkeys(wanted, count))
+        found.update(dict.fromkeys(wanted, (count, count)))
         all_ids = np.frombuffer(bytearray().join(parts), np.int32)
         if self._unchecked and not self._right(text, all_ids):
             return None
         return all_ids, found
+
+    def _tokens_before(self, words: Sequence[str], place: int) -> tuple[int, int]:
+        """Return the number of tokens of ``words`` that end at a place or before, and that begin before it."""
+        lookup = self._words.__getitem__
+        count = at = 0
+        for word in words:  # nearly always one of the first: the beginning of an answer
+            if at >= place:
+                break
+            ids = lookup(word)
+            if at + len(word) > place:
+                # The tokens of a word are runs of its bytes, one for each character that the vocabulary writes.
+                own = np.cumsum([len(self._backend.id_to_token(i) or "") for i in array("i", ids)])
+                inside = len(word[: place - at].encode())
+                first = count + int(np.searchsorted(own, inside, side="right"))
+                return first, count + int(np.searchsorted(own, inside, side="left")) + 1
+            count += len(ids) // 4
+            at += len(word)
+        return count, count
 
     def _right(self, text: str, ids: np.ndarray) -> bool:
         self._unchecked -= 1
@@ -400,9 +415,9 @@ def _compile(expression: str, groups: int) -> re.Pattern[str]:
     return pattern
 
 
-def mask_between(places: dict[int, int], spans: Sequence[Span], tokens: int) -> np.ndarray:
-    """Return uint8 [tokens]: 1 for tokens in a span, whose edges are places of :meth:`encode_with_places`."""
+def mask_between(places: Places, spans: Sequence[Span], tokens: int) -> np.ndarray:
+    """Return uint8 [tokens]: 1 for tokens of which a part is in a span, whose edges are among ``places``."""
     mask = np.zeros(tokens, np.uint8)
     for start, end in spans:
-        mask[places[start] : places[end]] = 1
+        mask[places[start][0] : places[end][1]] = 1
     return mask

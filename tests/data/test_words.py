@@ -131,17 +131,19 @@ def test_masks_are_those_of_the_ranges_of_tokens(kind: str, text: str, data: st.
         assert mask_between(places, spans, len(ids)).tolist() == mask_of(encoding, spans, text).tolist()
 
 
-def test_an_edge_inside_a_word_is_left_to_the_library(pairs: dict) -> None:
-    _, own = pairs["llama3"]
-    text = "one<|im_start|>assistant\nHello you<|im_end|>"
-    for place, tokens in ((3, None), (15, None), (24, None), (25, None), (30, None), (44, None)):
+def test_places_inside_words_and_tokens(pairs: dict) -> None:
+    library, own = pairs["llama3"]
+    text = "the fox<|im_start|>assistant\n  Hello 漢字 the lazy dog<|im_end|>"
+    offsets = library.encode(text, add_special_tokens=False).offsets
+    special = [range(text.index(token) + 1, text.index(token) + len(token)) for token in _SPECIAL[1:]]
+    for place in range(len(text) + 1):
         found = own.encode_with_places(text, [place])
-        assert found is not None, (place, tokens)
-        ids, places = found
-        rest = own.encode(text[place:])
-        assert rest is not None and ids[places[place] :].tolist() == rest.tolist()
-    for place in (1, 5, 20, 27, 40):
-        assert own.encode_with_places(text, [place]) is None
+        if any(place in inside for inside in special):
+            assert found is None
+        else:
+            assert found is not None
+            ended, begun = sum(end <= place for _, end in offsets), sum(start < place for start, _ in offsets)
+            assert found[1] == {place: (ended, begun)}, place
 
 
 def test_words_are_forgotten_when_they_become_too_many(pairs: dict, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,11 @@ ROLES = {
     "observation": "tool",
     "ipython": "tool",
 }
+_SPOKEN = ("system", "user", "assistant", "tool")
 _ROLE, _CONTENT = ("role", "from"), ("content", "value")
 _TRAIN = ("train", "loss", "weight")
+_PLAIN = {"role", "content"}
+_USED = {*_ROLE, *_CONTENT, *_TRAIN}
 
 
 def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
@@ -59,6 +62,8 @@ def from_json(value: Any) -> Any:
 
 
 def _message(turn: Any, number: int) -> dict[str, Any]:
+    if type(turn) is dict and turn.keys() == _PLAIN and turn["role"] in _SPOKEN and type(turn["content"]) is str:
+        return {"role": turn["role"], "content": turn["content"]}  # nearly all turns are so
     if not isinstance(turn, Mapping):
         raise BadRow(f"a turn is {kind(turn)}, not an object", f"turn {number}: {shorten(turn)}")
     role_key = next((key for key in _ROLE if turn.get(key) is not None), None)
@@ -71,8 +76,7 @@ def _message(turn: Any, number: int) -> dict[str, Any]:
     content_key = next((key for key in _CONTENT if turn.get(key) is not None), None)
     message: dict[str, Any] = {"role": known}
     content = None if content_key is None else _content(turn[content_key], number)
-    used = {*_ROLE, *_CONTENT, *_TRAIN}
-    message.update({key: without_nulls(v) for key, v in turn.items() if key not in used and v is not None})
+    message.update({key: without_nulls(v) for key, v in turn.items() if key not in _USED and v is not None})
     if isinstance(role, str) and role.strip().lower() == "function_call" and content:
         call = from_json(content)
         if isinstance(call, (dict, list)):

@@ -28,8 +28,9 @@ class RunOrder:
 
 
 def fingerprint(shard: Shard) -> str:
-    """Names the rows and their tokens: equal for two runs that train on the same data."""
-    digest = hashlib.blake2b(shard.directory.name.encode(), digest_size=16)
+    """Names the rows and their tokens: equal for two runs that train on the same data, by whatever version or from
+    whatever files it was tokenised."""
+    digest = hashlib.blake2b(shard.digest.encode(), digest_size=16)
     digest.update(np.ascontiguousarray(shard.index).tobytes())
     digest.update(repr(shard.sets).encode())
     return digest.hexdigest()

@@ -167,6 +167,23 @@ def test_resume_without_a_checkpoint_starts_anew_and_says_so(tmp_path, model, ro
         loop.run(missing)
 
 
+def test_the_same_rows_made_anew_are_the_same_data(tmp_path, model, rows) -> None:
+    """Another file, another cache, tokens made by another version (which has other keys): the run goes on."""
+    base = {"max_steps": 4, "save_steps": 1}
+    whole = train(config_for(tmp_path / "whole", model, rows, **base))
+    config = config_for(tmp_path / "parts", model, rows, **base)
+    train(config | {"max_steps": 2})
+    renamed = tmp_path / "renamed.jsonl"
+    renamed.write_text("\n" + rows.read_text().replace('", "', '" , "'))
+    moved = {"datasets": [{"path": str(renamed), "type": "instruction"}], "cache_dir": str(tmp_path / "elsewhere")}
+    resumed = train(config | moved | {"resume_from_checkpoint": str(tmp_path / "parts" / "out" / "checkpoint-1")})
+    assert len(resumed.history) == 3
+    assert resumed.history[0]["targets"] == whole.history[1]["targets"]
+    renamed.write_text(rows.read_text().replace("red", "rot", 1))
+    with pytest.raises(UserError, match="written with data"):
+        train(config | moved | {"resume_from_checkpoint": True})
+
+
 def test_a_folder_of_checkpoints_is_answered_by_the_newest(tmp_path, model, rows, capsys) -> None:
     config = config_for(tmp_path, model, rows, max_steps=2, save_steps=1)
     train(config)
@@ -200,7 +217,7 @@ def test_killed_twenty_times(tmp_path, model, rows) -> None:
         wanted = rng.randrange(1, 3)  # steps or checkpoints that it may report first
         if kills < 20:
             while process.poll() is None:
-                text = events.read_text()[size:] if events.exists() else ""
+                text = events.read_bytes()[size:].decode() if events.exists() else ""
                 if text.count('"event": "step"') + text.count('"event": "checkpoint"') >= wanted:
                     time.sleep(rng.random() * 0.004)  # anywhere within the next step or save
                     process.send_signal(signal.SIGKILL)

@@ -179,7 +179,7 @@ class CheckpointWriter:
     def _clean(self) -> None:
         for path in list(self.output_dir.iterdir()):
             temporary, named = _TEMPORARY.fullmatch(path.name), _NAME.fullmatch(path.name)
-            if temporary and path not in self._writing and not _is_other_process(int(temporary[1])):
+            if temporary and path not in self._writing and not is_other_process(int(temporary[1])):
                 shutil.rmtree(path)
             elif named and named[2] and isinstance(_manifest(path.with_suffix("")), dict):
                 self._remove(path)  # killed at the end of _publish; between its renames this would be all there is
@@ -361,7 +361,7 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_other_process(pid: int) -> bool:
+def is_other_process(pid: int) -> bool:
     """Whether a process of this id runs and is not this one (ids come again, in containers above all)."""
     if pid == os.getpid():
         return False

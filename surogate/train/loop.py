@@ -17,7 +17,7 @@ from surogate.track.machine import cpu_name
 from surogate.train import resume
 from surogate.train.order import RunOrder, evaluation_order, feeder, training_order
 from surogate.train.plan import step_work
-from surogate.train.result import check_replaceable, publish
+from surogate.train.result import check_replaceable, clear_unfinished, publish
 from surogate.train.runtime import Runtime
 from surogate.train.schedule import Schedule
 from surogate.train.setup import (
@@ -124,6 +124,7 @@ class Trainer:
         self.runtime = Runtime(self.compiled, threads, device.engine_arguments(cache))
         load_weights(self.runtime, self.files, c.seed)
         self.exporter = Exporter(self.runtime, c, self.files, self.tokenizer)
+        clear_unfinished(self.output_dir)
         self.checkpoints = CheckpointWriter(self.output_dir, c.save_total_limit or None)
         check_output_dir(self.output_dir, self.exporter.nbytes())
         self._report(time.monotonic() - started)

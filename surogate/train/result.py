@@ -11,6 +11,7 @@ from surogate.config.schema import TrainConfig
 from surogate.errors import UserError
 from surogate.io.files import disk_errors
 from surogate.track import EVENTS_FILE
+from surogate.train.checkpoint import is_other_process
 
 # Files by which others decide what a folder holds: one that stays from an earlier result would be loaded for the new
 # one (transformers takes model.safetensors before shards, and an adapter before a model).
@@ -48,6 +49,15 @@ def check_replaceable(config: TrainConfig) -> None:
         )
 
 
+def clear_unfinished(directory: Path) -> None:
+    """Remove results that killed runs left half-written."""
+    with disk_errors(directory):
+        for path in directory.glob(".result.tmp-*"):
+            pid = path.name.rsplit("-", 1)[1]
+            if pid.isdigit() and not is_other_process(int(pid)):
+                shutil.rmtree(path)
+
+
 def publish(directory: Path, write: Callable[[Path], None]) -> None:
     """Write the result's files beside their place, move each in when all are whole, and remove an earlier result's.
 
@@ -59,7 +69,6 @@ def publish(directory: Path, write: Callable[[Path], None]) -> None:
         UserError: the disk is full or cannot be written.
     """
     temporary = directory / f".result.tmp-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
         with disk_errors(directory):
             temporary.mkdir()

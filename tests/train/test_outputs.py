@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from surogate.cli import main
 from surogate.config import make_config
 from surogate.errors import UserError
-from surogate.train.result import publish
+from surogate.train.result import clear_unfinished, publish
 from surogate.train.setup import prepare_data
 from tests.train.support import config_for, same_files, train, weights_of, write_model, write_rows
 
@@ -151,6 +153,16 @@ def test_publishing_again_replaces_shards_and_folders(tmp_path) -> None:
     with pytest.raises(UserError):
         publish(tmp_path, fails)
     assert (tmp_path / "config.json").read_text() == "new" and not list(tmp_path.glob(".result*"))
+
+
+def test_half_written_results_of_killed_runs_go(tmp_path) -> None:
+    """Those of a process that is gone; one that another run is writing stays."""
+    gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True).stdout.strip()
+    for pid in (gone, str(os.getppid())):
+        (tmp_path / f".result.tmp-{pid}").mkdir()
+        (tmp_path / f".result.tmp-{pid}" / "config.json").write_text("half")
+    clear_unfinished(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [f".result.tmp-{os.getppid()}"]
 
 
 def test_a_model_that_no_run_made_is_not_overwritten(tmp_path, model, rows) -> None:

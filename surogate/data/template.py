@@ -12,7 +12,7 @@ lost in the collected string; the caller then sees no regions and takes another 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -65,12 +65,6 @@ class _Mark(str):
         return self
 
 
-def _mark(kind: str, loop: int = 0, value: Any = None) -> _Mark:
-    mark = _Mark("")
-    mark.kind, mark.loop, mark.value = kind, loop, value
-    return mark
-
-
 class _GenerationTag(jinja2.ext.Extension):
     """``{% generation %} ... {% endgeneration %}``: puts out its body between two marks."""
 
@@ -83,10 +77,12 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 def _put(kind: str, loop: int, target: str | None, line: int) -> nodes.Output:
-    value: nodes.Expr = nodes.Name(target, "load") if target else nodes.Const(None)
-    call = nodes.Call(nodes.Name(_MARK, "load"), [nodes.Const(kind), nodes.Const(loop), value], [], None, None)
-    output = nodes.Output([call])
-    for node in (output, call, *call.iter_child_nodes()):
+    # A filter, since the sandbox inspects every call of a function anew; of a variable, or else it would be computed
+    # once for all.
+    value = nodes.Name(target or "messages", "load")
+    mark = nodes.Filter(value, _MARK, [nodes.Const(kind), nodes.Const(loop)], [], None, None)
+    output = nodes.Output([mark])
+    for node in (output, mark, *mark.iter_child_nodes()):
         node.lineno = line
     return output
 
@@ -133,11 +129,12 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment(mark: Callable[[Any, str, int], _Mark]) -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
+    environment.filters[_MARK] = mark
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -156,7 +153,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, where: str = "chat template") -> None:
         self.source, self.where = source, where
-        environment = _environment()
+        self._index_of: dict[int, int] = {}  # of the messages that are being rendered, by identity
+        environment = _environment(self._mark)
         try:
             tree = environment.parse(source)
             _instrument(tree, [0])
@@ -177,18 +175,20 @@ class ChatTemplate:
             TemplateRefusal: the template raised an exception for this conversation.
         """
         shown = [_shown(message) for message in messages]
-        index_of = {id(message): index for index, message in enumerate(shown)}
-
-        def mark(kind: str, loop: int, value: Any) -> _Mark:
-            return _mark(kind, loop, index_of.get(id(value)) if kind == "item" else None)
-
-        context = self._template.new_context({**variables, "messages": shown, _MARK: mark})
+        self._index_of = {id(message): index for index, message in enumerate(shown)}
+        context = self._template.new_context({**variables, "messages": shown})
         try:
             return _assemble(self._template.root_render_func(context), len(shown))
         except jinja2.TemplateError as error:
             raise TemplateRefusal(str(error.message or type(error).__name__)) from None
         except Exception as error:  # a template is foreign code and can raise anything
             raise TemplateRefusal(f"{type(error).__name__}: {error}") from None
+
+    def _mark(self, value: Any, kind: str, loop: int) -> _Mark:
+        mark = _Mark("")
+        mark.kind, mark.loop = kind, loop
+        mark.value = self._index_of.get(id(value)) if kind == "item" else None
+        return mark
 
 
 def _shown(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class WordEncoder:
             raise _Unknown
         self._backend = backend
         self._normalizes = _normalizes(backend)
-        self._added = {token.content: index for index, token in backend.get_added_tokens_decoder().items()}
+        decoder = backend.get_added_tokens_decoder()
+        self._added = {token.content: array("i", [index]).tobytes() for index, token in decoder.items()}
         self._cut = _cut_at(backend)
         self._classes = _Classes()
         *splits, words = [self._classes.translate(step) for step in _steps(backend)]
@@ -120,7 +121,7 @@ class WordEncoder:
         for number, part in enumerate(self._cut(text)):
             end = at + len(part)
             if number % 2:
-                ids = self._added_ids(part)
+                ids = self._added[part]
             else:
                 words = self._words_of(part) if part else []
                 if words is None:
@@ -171,9 +172,6 @@ class WordEncoder:
     def _changes(self, text: str) -> bool:
         changed: bool = self._backend.normalizer.normalize_str(text) != text
         return changed
-
-    def _added_ids(self, token: str) -> bytes:
-        return array("i", [self._added[token]]).tobytes()
 
     def _words_of(self, text: str) -> list[str] | None:
         """Cut into words; ``None`` where not every character belongs to one."""

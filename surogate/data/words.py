@@ -31,6 +31,7 @@ Places = dict[int, tuple[int, int]]
 
 _MOST_WORDS = 1 << 17
 _LONG_WORD = 64  # characters; longer ones hardly come again
+_SHORT, _MOST_REPEATED = 256, 4096  # characters; texts
 _CHECKED = 16
 """Texts at the beginning that the library encodes as well; should one differ, it goes on alone."""
 
@@ -72,6 +73,7 @@ class WordEncoder:
             self._splits.append(_compile(f"({self._classes.fill(pattern)})", groups=1).split)
         self._find = self._finder(self._classes.fill(words))
         self._words = _Words(backend.model)
+        self._repeated: dict[str, bytes] = {}  # short texts between added tokens: line breaks, roles, system prompts
         self._unchecked = _CHECKED
 
     def _finder(self, expression: str) -> Callable[[str], list[str]]:
@@ -116,25 +118,26 @@ class WordEncoder:
         wanted = sorted(set(places), reverse=True)
         found: Places = {}
         parts: list[bytes] = []
-        lookup = self._words.__getitem__
         at = count = 0  # characters, tokens
         for number, part in enumerate(self._cut(text)):
             end = at + len(part)
+            if wanted and wanted[-1] == at:
+                found[wanted.pop()] = (count, count)
             if number % 2:
-                ids = self._added[part]
+                ids: bytes | None = self._added[part]
+            elif not wanted or wanted[-1] >= end:
+                ids = self._ids_between(part)
             else:
-                words = self._words_of(part) if part else []
+                words = self._words_of(part)
                 if words is None:
                     return None
                 while wanted and wanted[-1] < end:
                     place = wanted.pop()
                     first, last = self._tokens_before(words, place - at)
                     found[place] = (count + first, count + last)
-                ids = b"".join(map(lookup, words))
-            while wanted and wanted[-1] < end:
-                if wanted[-1] != at:
-                    return None
-                found[wanted.pop()] = (count, count)
+                ids = b"".join(map(self._words.__getitem__, words))
+            if ids is None or (wanted and wanted[-1] < end):
+                return None
             parts.append(ids)
             count += len(ids) // 4
             at = end
@@ -143,6 +146,20 @@ class WordEncoder:
         if self._unchecked and not self._right(text, all_ids):
             return None
         return all_ids, found
+
+    def _ids_between(self, part: str) -> bytes | None:
+        """Return the ids of a text between added tokens."""
+        ids = self._repeated.get(part)
+        if ids is None:
+            words = self._words_of(part)
+            if words is None:
+                return None
+            ids = b"".join(map(self._words.__getitem__, words))
+            if len(part) <= _SHORT:
+                if len(self._repeated) >= _MOST_REPEATED:
+                    self._repeated.clear()
+                self._repeated[part] = ids
+        return ids
 
     def _tokens_before(self, words: Sequence[str], place: int) -> tuple[int, int]:
         """Return the number of tokens of ``words`` that end at a place or before, and that begin before it."""
@@ -179,7 +196,7 @@ class WordEncoder:
         pieces = [shown]
         for split in self._splits:
             pieces = [part for piece in pieces for part in split(piece) if part]
-        if len(pieces) == 1:
+        if len(pieces) <= 1:
             words = self._find(shown)
         else:
             find = self._find

@@ -32,13 +32,16 @@ def rows(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_final_weights_do_not_depend_on_the_split(tmp_path, model, rows, lora) -> None:
-    """SGD-like settings: with a large epsilon Adam does not blow rounding of tiny gradients up to whole steps."""
+@pytest.mark.parametrize("sequence_len", [96, 384])
+def test_final_weights_do_not_depend_on_the_split(tmp_path, model, rows, lora, sequence_len) -> None:
+    """SGD-like settings: with a large epsilon Adam does not blow rounding of tiny gradients up to whole steps. Eight
+    sequences of 384 tokens are more than the CPU takes in one pass."""
     found = []
     for batch, accumulation in [(8, 1), (2, 4), (1, 8)]:
         config = config_for(
             tmp_path / f"{batch}", model, rows, per_device_train_batch_size=batch, max_steps=6, lora=lora,
             gradient_accumulation_steps=accumulation, adam_epsilon=1e-3, learning_rate=1e-2, warmup_steps=2,
+            sequence_len=sequence_len,
         )  # fmt: skip
         found.append(weights_of(train(config).result))
     start = weights_of(model)

@@ -6,16 +6,41 @@ namespace surogate::cuda {
 
 namespace {
 
+// How the weights are kept: in f32; in bf16 beside an f32 master; in bf16 alone, rounded stochastically.
+enum class Kept { wide, master, stochastic };
+
 struct Update {
     void* p;
     float *g, *m, *v, *master;
+    Rows p_rows, g_rows, m_rows, v_rows, master_rows;
     const float *lr, *correction1, *correction2, *scale;
     const int64_t* seed;
-    int64_t n, salt;
+    int64_t count, salt;
+    Divider width;  // of a row, where tensors are not dense
     double weight_decay;
     float beta1, rest1, beta2, rest2, eps;
 };
 
+// What is the same for all weights, from numbers that the host wrote before the step.
+struct Step {
+    float keep, rate, root2, scale;
+
+    __device__ explicit Step(const Update& u)
+        : keep(static_cast<float>(1.0 - static_cast<double>(*u.lr) * u.weight_decay)),
+          rate(static_cast<float>(static_cast<double>(*u.lr) / static_cast<double>(*u.correction1))),
+          root2(sqrtf(*u.correction2)),
+          scale(*u.scale) {}
+
+    // The weight after the update; m and v are updated where they are.
+    __device__ float operator()(const Update& u, float p, float g, float& m, float& v) const {
+        const float gradient = g * scale;
+        m = u.beta1 * m + u.rest1 * gradient;
+        v = u.beta2 * v + u.rest2 * gradient * gradient;
+        return p * keep - rate * m / (sqrtf(v) / root2 + u.eps);
+    }
+};
+
+// To one of the two neighbours, so that the mean over uniform words is x (csrc/cpu/bf16.h has it bit for bit).
 __device__ inline bf16 round_stochastically(float x, uint32_t word) {
     const uint32_t bits = __float_as_uint(x);
     const bool is_nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;
@@ -23,96 +48,138 @@ __device__ inline bf16 round_stochastically(float x, uint32_t word) {
     return __ushort_as_bfloat16(static_cast<unsigned short>(high));
 }
 
-// Four neighbours a thread. kKind: 0 f32, 1 bf16 with an f32 master, 2 bf16 rounded stochastically.
-template <int kKind>
-__global__ void __launch_bounds__(kThreads) step(Update u) {
-    const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
-    if (first >= u.n) return;
-    const double lr = *u.lr;
-    const float keep = static_cast<float>(1.0 - lr * u.weight_decay);
-    const float rate = static_cast<float>(lr / static_cast<double>(*u.correction1));
-    const float root2 = sqrtf(*u.correction2), scale = *u.scale;
-    uint4 words{};
-    if constexpr (kKind == 2) {
-        words = philox(static_cast<uint64_t>(first / 4), static_cast<uint64_t>(u.salt), static_cast<uint64_t>(*u.seed));
-    }
-    const int count = u.n - first >= 4 ? 4 : static_cast<int>(u.n - first);
-    float p[4] = {}, g[4] = {}, m[4] = {}, v[4] = {};
-    const float zeros[4] = {};
+constexpr int kWords = 4;  // of a Philox block, and elements of a pack
+
+__device__ inline uint4 random_words(const Update& u, int64_t block) {
+    return philox(static_cast<uint64_t>(block), static_cast<uint64_t>(u.salt), static_cast<uint64_t>(*u.seed));
+}
+
+// One element.
+template <Kept kKept>
+__device__ void update_one(const Update& u, const Step& step, uint32_t row, int64_t column, uint32_t word) {
+    float *g = u.g + u.g_rows[row] + column, *m = u.m + u.m_rows[row] + column, *v = u.v + u.v_rows[row] + column;
+    float* master = kKept == Kept::master ? u.master + u.master_rows[row] + column : nullptr;
+    const int64_t at = u.p_rows[row] + column;
+    auto* wide = static_cast<float*>(u.p) + at;
+    auto* thin = static_cast<bf16*>(u.p) + at;
+    float m_new = *m, v_new = *v;
+    const float old = kKept == Kept::wide ? *wide : kKept == Kept::master ? *master : widen(*thin);
+    const float p = step(u, old, *g, m_new, v_new);
+    *g = 0.0F, *m = m_new, *v = v_new;
+    if constexpr (kKept == Kept::wide) *wide = p;
+    if constexpr (kKept == Kept::master) *master = p, *thin = narrow<bf16>(p);
+    if constexpr (kKept == Kept::stochastic) *thin = round_stochastically(p, word);
+}
+
+// Dense and aligned: packs of four, kUnroll of them a thread.
+template <Kept kKept>
+__global__ void __launch_bounds__(kThreads) update_packs(Update u) {
+    using Wide = Pack<float, kWords>;
+    using Thin = Pack<bf16, kWords>;
+    constexpr int kUnroll = 2;
+    const Step step(u);
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
     auto* wide = static_cast<float*>(u.p);
     auto* thin = static_cast<bf16*>(u.p);
-    auto value = [&](int e) {
-        const float gradient = g[e] * scale;
-        m[e] = u.beta1 * m[e] + u.rest1 * gradient;
-        v[e] = u.beta2 * v[e] + u.rest2 * gradient * gradient;
-        return p[e] * keep - rate * m[e] / (sqrtf(v[e]) / root2 + u.eps);
-    };
-    if (count == 4) {
-        load<4>(u.g + first, g);
-        load<4>(u.m + first, m);
-        load<4>(u.v + first, v);
-        if constexpr (kKind == 0) load<4>(wide + first, p);
-        if constexpr (kKind == 1) load<4>(u.master + first, p);
-        if constexpr (kKind == 2) load<4>(thin + first, p);
+    Wide g[kUnroll], m[kUnroll], v[kUnroll], p[kUnroll];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) p[e] = value(e);
-        store<4>(u.g + first, zeros);
-        store<4>(u.m + first, m);
-        store<4>(u.v + first, v);
-        if constexpr (kKind == 0) store<4>(wide + first, p);
-        if constexpr (kKind == 1) {
-            store<4>(u.master + first, p);
-            store<4>(thin + first, p);
-        }
-        if constexpr (kKind == 2) {
-            Pack<bf16, 4> rounded;
+    for (int k = 0; k < kUnroll; ++k) {
+        const int64_t i = (first + k * kThreads) * kWords;
+        if (i + kWords > u.count) continue;
+        g[k] = Wide::at(u.g + i), m[k] = Wide::at(u.m + i), v[k] = Wide::at(u.v + i);
+        if constexpr (kKept == Kept::wide) p[k] = Wide::at(wide + i);
+        if constexpr (kKept == Kept::master) p[k] = Wide::at(u.master + i);
+        if constexpr (kKept == Kept::stochastic) {
+            const Thin narrow = Thin::at(thin + i);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) rounded.items[e] = round_stochastically(p[e], word(words, e));
-            *reinterpret_cast<Pack<bf16, 4>*>(thin + first) = rounded;
+            for (int e = 0; e < kWords; ++e) p[k].items[e] = narrow[e];
         }
-        return;
     }
-    for (int e = 0; e < count; ++e) {
-        const int64_t i = first + e;
-        g[e] = u.g[i], m[e] = u.m[i], v[e] = u.v[i];
-        p[e] = kKind == 0 ? wide[i] : kKind == 1 ? u.master[i] : widen(thin[i]);
-        p[e] = value(e);
-        u.g[i] = 0.0F, u.m[i] = m[e], u.v[i] = v[e];
-        if constexpr (kKind == 0) wide[i] = p[e];
-        if constexpr (kKind == 1) u.master[i] = p[e], thin[i] = narrow<bf16>(p[e]);
-        if constexpr (kKind == 2) thin[i] = round_stochastically(p[e], word(words, e));
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) {
+        const int64_t i = (first + k * kThreads) * kWords;
+        if (i >= u.count) return;
+        uint4 words{};
+        if constexpr (kKept == Kept::stochastic) words = random_words(u, i / kWords);
+        if (i + kWords > u.count) {  // the last elements
+            for (int e = 0; i + e < u.count; ++e) update_one<kKept>(u, step, 0, i + e, word(words, e));
+            return;
+        }
+#pragma unroll
+        for (int e = 0; e < kWords; ++e) {
+            p[k].items[e] = step(u, p[k].items[e], g[k].items[e], m[k].items[e], v[k].items[e]);
+            g[k].items[e] = 0.0F;
+        }
+        g[k].put(u.g + i), m[k].put(u.m + i), v[k].put(u.v + i);
+        if constexpr (kKept == Kept::wide) {
+            p[k].put(wide + i);
+        } else {
+            Thin narrow;
+            if constexpr (kKept == Kept::master) p[k].put(u.master + i);
+#pragma unroll
+            for (int e = 0; e < kWords; ++e) {
+                if constexpr (kKept == Kept::master) narrow.set(e, p[k].items[e]);
+                if constexpr (kKept == Kept::stochastic) {
+                    narrow.items[e] = round_stochastically(p[k].items[e], word(words, e));
+                }
+            }
+            narrow.put(thin + i);
+        }
     }
 }
 
-void adamw(const Call& call) {
-    const Tensor &p = call.in[0], &master = call.in[8], &seed = call.in[9];
-    for (size_t i : {size_t{0}, size_t{1}, size_t{2}, size_t{3}, size_t{8}}) {
-        const Tensor& t = call.in[i];
-        if (t && (!t.contiguous() || reinterpret_cast<uintptr_t>(t.data) % 16 != 0)) {
-            throw std::invalid_argument("adamw needs dense tensors that begin at multiples of 16 bytes");
-        }
+// Any strides and addresses, an element a thread.
+template <Kept kKept>
+__global__ void __launch_bounds__(kThreads) update_elements(Update u) {
+    const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    if (i >= u.count) return;
+    const uint32_t row = u.width.quotient(static_cast<uint32_t>(i));
+    uint32_t mine = 0;
+    if constexpr (kKept == Kept::stochastic) mine = word(random_words(u, i / kWords), static_cast<int>(i % kWords));
+    update_one<kKept>(u, Step(u), row, i - int64_t{row} * u.width.divisor(), mine);
+}
+
+template <Kept kKept>
+void launch(const Call& call, const Update& u, bool packed) {
+    if (packed) {
+        update_packs<kKept><<<blocks_for(divide_up(u.count, kWords), kThreads * 2), kThreads, 0, stream_of(call)>>>(u);
+    } else {
+        if (u.count > INT32_MAX) throw std::invalid_argument("tensors are too large for weights that are not dense");
+        update_elements<kKept><<<blocks_for(u.count), kThreads, 0, stream_of(call)>>>(u);
     }
+    check_launch("adamw");
+}
+
+void adamw(const Call& call) {
+    const Tensor &p = call.in[0], &g = call.in[1], &m = call.in[2], &v = call.in[3];
+    const Tensor &master = call.in[8], &seed = call.in[9];
+    for (const Tensor* t : {&g, &m, &v, &master}) expect_dtype(*t, DType::f32, "a gradient, moment or master");
+    if (p.numel() == 0) return;
+    bool dense = true, packed = true;
+    for (const Tensor* t : {&p, &g, &m, &v, &master}) {
+        dense = dense && (!*t || t->contiguous());
+        packed = packed && aligned(t->data, kWords, t->dtype);
+    }
+    auto rows = [&](const Tensor& t) { return dense ? Rows() : Rows(t); };
     const double beta1 = call.attrs.real("beta1"), beta2 = call.attrs.real("beta2");
     Update u{};
-    u.p = p.data, u.g = call.in[1].as<float>(), u.m = call.in[2].as<float>(), u.v = call.in[3].as<float>();
-    u.master = master.as<float>(), u.seed = seed.as<int64_t>();
+    u.p = p.data, u.g = g.as<float>(), u.m = m.as<float>(), u.v = v.as<float>(), u.master = master.as<float>();
+    u.p_rows = rows(p), u.g_rows = rows(g), u.m_rows = rows(m), u.v_rows = rows(v), u.master_rows = rows(master);
     u.lr = call.in[4].as<float>(), u.correction1 = call.in[5].as<float>();
-    u.correction2 = call.in[6].as<float>(), u.scale = call.in[7].as<float>();
-    u.n = p.numel(), u.salt = call.attrs.integer("salt"), u.weight_decay = call.attrs.real("weight_decay");
+    u.correction2 = call.in[6].as<float>(), u.scale = call.in[7].as<float>(), u.seed = seed.as<int64_t>();
+    u.count = p.numel(), u.salt = call.attrs.integer("salt");
+    if (!(dense && packed)) u.width = Divider(dense ? u.count : width_of(p));
+    u.weight_decay = call.attrs.real("weight_decay");
     u.beta1 = static_cast<float>(beta1), u.rest1 = static_cast<float>(1.0 - beta1);
     u.beta2 = static_cast<float>(beta2), u.rest2 = static_cast<float>(1.0 - beta2);
     u.eps = static_cast<float>(call.attrs.real("eps"));
-    const unsigned blocks = blocks_for(divide_up(u.n, 4));
-    if (p.dtype == DType::f32) {
-        step<0><<<blocks, kThreads, 0, stream_of(call)>>>(u);
-    } else if (master) {
-        step<1><<<blocks, kThreads, 0, stream_of(call)>>>(u);
-    } else if (seed) {
-        step<2><<<blocks, kThreads, 0, stream_of(call)>>>(u);
-    } else {
-        throw std::invalid_argument("adamw: bf16 takes a master or a seed");
-    }
-    check_launch("adamw");
+
+    const bool thin = p.dtype == DType::bf16;
+    if (!thin) expect_dtype(p, DType::f32, "a parameter");
+    if (thin != (master || seed)) throw std::invalid_argument("adamw: bf16 takes a master or a seed");
+    if (!thin) return launch<Kept::wide>(call, u, dense && packed);
+    if (master) return launch<Kept::master>(call, u, dense && packed);
+    launch<Kept::stochastic>(call, u, dense && packed);
 }
 
 SUROGATE_CUDA_KERNEL("adamw", adamw);

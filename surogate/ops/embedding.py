@@ -91,6 +91,10 @@ class EmbeddingBackward(Op):
         np.add.at(out, ids, dy)
         return [out]
 
+    def workspace_cuda(self, inputs: Types, outputs: Types, attrs: Attrs, sm: int) -> int:
+        # Where each id occurs first, and how often after that.
+        return 8 * typed(outputs[0], self, "dtable").shape[0]
+
     def cost(self, inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         dy = typed(inputs[0], self, "dy")
         zeroed = 0 if inputs[2] is not None else typed(outputs[0], self, "dtable").nbytes

@@ -26,7 +26,11 @@ from surogate.ops.base import (
 # Rows are summed into this many partial weight gradients whatever the number of threads (kTiles in
 # csrc/cpu/rmsnorm.cpp), then the partial sums are added in order.
 _TILES = 16
-_TILES_CUDA = 64  # kTiles in csrc/cuda/rmsnorm.cu
+
+
+def _cuda_tiles(width: int) -> int:
+    """Partial weight gradients that the CUDA kernel makes at most (most_tiles in csrc/cuda/rmsnorm.cu)."""
+    return 256 * min(max(1024 // max(width, 1), 1), 4)
 
 
 def _normalise(x: np.ndarray, w: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +164,8 @@ class RMSNormBackward(Op):
         return _TILES * 4 * typed(inputs[2], self, "w").numel if attrs["need_dw"] else 0
 
     def workspace_cuda(self, inputs: Types, outputs: Types, attrs: Attrs, sm: int) -> int:
-        return _TILES_CUDA * 4 * typed(inputs[2], self, "w").numel if attrs["need_dw"] else 0
+        width = typed(inputs[2], self, "w").numel
+        return _cuda_tiles(width) * 4 * width if attrs["need_dw"] else 0
 
     def cost(self, inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         x = typed(inputs[1], self, "x")

@@ -18,8 +18,6 @@ ACTIVATIONS: dict[str, tuple[int, ...]] = {
     **{name: (0,) for name in ("silu", "gelu", "gelu_tanh", "relu", "tanh")},
     **{f"{name}_backward": (0, 1) for name in ("silu", "gelu", "gelu_tanh", "relu", "tanh")},
 }  # fmt: skip
-# Statistics, tables, weights' gradients and optimizer states are never windows of something wider; these refuse them.
-DENSE = ("adamw", "rope_table", "sum_squares", "rmsnorm", "add_rmsnorm", "rmsnorm_backward", "rope")
 _LIBRARY = ("matmul", "attention", "attention_backward", "lm_head_loss", "lm_head_loss_grad")
 _OURS = sorted(n for n, op in all_ops().items() if not op.view and n not in _LIBRARY)
 
@@ -62,8 +60,7 @@ def test_f32(target: Target, name: str) -> None:
         case = make_case(get_op(name), replace(sample, rtol=max(sample.rtol, 1e-4), atol=max(sample.atol, 1e-5)))
         wanted = run_reference(case)
         assert_close(case, run_native(case, target=target), wanted)
-        if name not in DENSE:
-            assert_close(case, run_native(case, target=target, strided=True), wanted)
+        assert_close(case, run_native(case, target=target, strided=True), wanted)
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))

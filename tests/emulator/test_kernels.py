@@ -1,0 +1,6 @@
+"""The tests of our CUDA kernels (tests/gpu), on the emulator."""
+
+from __future__ import annotations
+
+from tests.gpu.test_ops import *  # noqa: F403
+from tests.gpu.test_ops_cuda import *  # noqa: F403

@@ -1,0 +1,5 @@
+"""Whole programs as they are compiled for a GPU, on the emulator: loss and gradients are those of the CPU."""
+
+from __future__ import annotations
+
+from tests.gpu.test_models import test_loss_and_gradients_are_those_of_the_cpu  # noqa: F401

@@ -14,7 +14,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 8 ] && n=8; echo $$n)
 
 # What the installed package is made of.
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*')
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(shell find csrc tests/emulator -name '*.h' -o -name '*.cpp' -o -name '*.cu*')
 
 .PHONY: quickstart test test-gpu lint bench clean
 .DELETE_ON_ERROR:
@@ -34,7 +34,7 @@ lint: $(VENV)/editable
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p surogate
-	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*' | xargs $(BIN)/clang-format --dry-run -Werror
+	find csrc tests/emulator -name '*.h' -o -name '*.cpp' -o -name '*.cu*' | xargs $(BIN)/clang-format --dry-run -Werror
 
 bench: $(VENV)/editable
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)

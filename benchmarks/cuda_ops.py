@@ -85,6 +85,13 @@ def of_model(size: str) -> Iterator[Case]:
         half = Type((TOKENS, dim // 2))
         label, turn = f"{name}, {count} heads, in place", {"inverse": False}
         yield Case("rope", label, [q, half, half], turn, widths={0: packed}, reuse={0: 0})
+    q, k, norm, half = bf16(TOKENS, heads, dim), bf16(TOKENS, kv_heads, dim), bf16(dim), Type((TOKENS, dim // 2))
+    fused: list[Type | None] = [q, k, norm, norm, half, half]
+    yield Case("qk_norm_rope", "packed rows", fused, eps, widths={0: packed, 1: packed})
+    windows = {2: packed, 3: packed, 10: packed, 11: packed}
+    yield Case("qk_norm_rope_backward", "packed rows, dx", [q, k, *fused, None, None], eps | dx, widths=windows)
+    accs: list[Type | None] = [Type((dim,)), Type((dim,))]
+    yield Case("qk_norm_rope_backward", "packed rows, dx and dw +=", [q, k, *fused, *accs], eps | both, widths=windows)
     positions = np.arange(TOKENS, dtype=np.int32)
     frequencies = (1e6 ** -(np.arange(dim // 2) / (dim // 2))).astype(np.float32)
     types = [Type((TOKENS,), "i32"), Type((dim // 2,))]

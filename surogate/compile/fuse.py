@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from surogate.graph import Graph, Node, Value
 from surogate.ops import get_op
+from surogate.ops.qk_norm_rope import MOST_DIM
 
 
 def fuse_forward(g: Graph) -> None:
-    """``rmsnorm(a + b)`` becomes ``add_rmsnorm``; ``silu(a) * b`` becomes ``swiglu``."""
+    """``rmsnorm(a + b)`` becomes ``add_rmsnorm``; ``silu(a) * b`` becomes ``swiglu``; norm and rotation of q and k
+    before attention become ``qk_norm_rope``."""
     uses = g.uses()
     for node in list(g.nodes):
         if node.op == "add":
             _residual_norm(g, node, uses)
         elif node.op == "mul":
             _swiglu(g, node, uses)
+        elif node.op == "attention":
+            _qk_norm_rope(g, node, uses)
     g.prune()
     g.verify()
 
@@ -45,6 +49,39 @@ def _swiglu(g: Graph, mul: Node, uses: dict[Value, list[Node]]) -> None:
             continue
         mul.op, mul.inputs, mul.attrs = "swiglu", [producer.inputs[0], other], {}
         return
+
+
+def _qk_norm_rope(g: Graph, attention: Node, uses: dict[Value, list[Node]]) -> None:
+    ropes = [i.producer if i is not None else None for i in attention.inputs[:2]]
+    if any(r is None or r.op != "rope" or r.attrs["inverse"] for r in ropes) or ropes[0] is ropes[1]:
+        return
+    rq, rk = (r for r in ropes if r is not None)
+    norms = [r.inputs[0].producer if r.inputs[0] is not None else None for r in (rq, rk)]
+    if any(n is None or n.op != "rmsnorm" or len(uses[n.outputs[0]]) != 1 for n in norms):  # type: ignore[index]
+        return
+    nq, nk = (n for n in norms if n is not None)
+    if rq.inputs[1:] != rk.inputs[1:] or nq.attrs != nk.attrs or any(n.inputs[1] is None for n in (nq, nk)):
+        return
+    if rq.outputs[0] is None or rq.outputs[0].shape[2] > MOST_DIM:
+        return
+    if any(uses.get(n.outputs[1]) for n in (nq, nk) if n.outputs[1] is not None):
+        return  # a root mean square that something else reads
+    old = [r.outputs[0] for r in (rq, rk)]
+    place = max(g.nodes.index(rq), g.nodes.index(rk))
+    if any(g.nodes.index(reader) < place for o in old if o is not None for reader in uses[o]):
+        return
+    fresh: list[Node] = []
+    # The scope of the attention layer: the norms' own lie below it.
+    with g.at(scope=rq.scope, block=rq.block, phase=rq.phase, into=fresh):
+        outs = g.emit(
+            "qk_norm_rope",
+            [nq.inputs[0], nk.inputs[0], nq.inputs[1], nk.inputs[1], *rq.inputs[1:]],
+            eps=nq.attrs["eps"],
+        )
+    g.nodes[place + 1 : place + 1] = fresh
+    gone = {id(n) for n in (rq, rk, nq, nk)}
+    g.nodes[:] = [n for n in g.nodes if id(n) not in gone]
+    g.replace({o: n for o, n in zip(old, outs, strict=True) if o is not None and n is not None})
 
 
 def fuse_accumulate(g: Graph) -> None:

@@ -86,6 +86,18 @@ def test_packing_and_fusion() -> None:
     assert "add" not in [i.op for i in c.programs["micro_step"].instructions]  # every sum of gradients is fused
 
 
+def test_norm_and_rotation_of_q_and_k_are_one_op() -> None:
+    programs = compiled(architectures()["qwen3"].TINY, eval_batch=1, eval_documents=3).programs
+    ops = {n: [(i.op, i.phase) for i in p.instructions] for n, p in programs.items()}
+    for name in ("micro_step", "eval_step"):
+        assert ops[name].count(("qk_norm_rope", "forward")) == 3
+        assert "rope" not in [op for op, _ in ops[name]]
+        assert ops[name].count(("rmsnorm", "forward")) == 1  # that of the first layer's input
+    assert ops["micro_step"].count(("qk_norm_rope_backward", "backward")) == 3
+    wide = {**architectures()["qwen3"].TINY, "head_dim": 258}  # beyond the kernels
+    assert "rope" in [i.op for i in compiled(wide).programs["micro_step"].instructions]
+
+
 def test_lora_programs_have_no_copies_and_no_sums() -> None:
     c = compiled(architectures()["llama"].TINY, lora=LoraOptions(rank=2))
     ops = [i.op for i in c.programs["micro_step"].instructions]

@@ -105,7 +105,8 @@ struct Attention final : Sdpa {
    private:
     std::vector<double> vector(const void* data, const Steps& s, int64_t token, int64_t head) const {
         std::vector<double> x(static_cast<size_t>(p.dim));
-        for (int64_t e = 0; e < p.dim; ++e) x[static_cast<size_t>(e)] = value(data, DType::bf16, token * s.token + head * s.head + e);
+        for (int64_t e = 0; e < p.dim; ++e)
+            x[static_cast<size_t>(e)] = value(data, DType::bf16, token * s.token + head * s.head + e);
         return x;
     }
     static double dot(const std::vector<double>& a, const std::vector<double>& b) {
@@ -150,7 +151,8 @@ struct Attention final : Sdpa {
             }
         }
         const Steps& s = p.backward ? p.dq : p.o;
-        for (int64_t e = 0; e < p.dim; ++e) put(p.backward ? o.dq : o.o, DType::bf16, i * s.token + h * s.head + e, out[static_cast<size_t>(e)]);
+        for (int64_t e = 0; e < p.dim; ++e)
+            put(p.backward ? o.dq : o.o, DType::bf16, i * s.token + h * s.head + e, out[static_cast<size_t>(e)]);
     }
 };
 

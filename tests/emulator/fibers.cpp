@@ -98,8 +98,8 @@ void enter() {
 void begin(Block& b, int i) {
     Fiber& f = b.fibers[i];
     auto top = reinterpret_cast<void**>(b.stacks + static_cast<size_t>(i + 1) * kStack);
-    *--top = nullptr;                            // where enter would return to, and the alignment it expects
-    *--top = reinterpret_cast<void*>(&enter);    // emulate_switch returns there
+    *--top = nullptr;                              // where enter would return to, and the alignment it expects
+    *--top = reinterpret_cast<void*>(&enter);      // emulate_switch returns there
     for (int k = 0; k < 6; ++k) *--top = nullptr;  // the registers it restores
     f.stack = top;
     f.state = State::ready;

@@ -13,8 +13,8 @@ from tests.ops.harness import Target, assert_close, make_case, run_native, run_r
 # Operands that are activations or their gradients, by op.
 ACTIVATIONS: dict[str, tuple[int, ...]] = {
     "add": (0, 1), "add_rmsnorm": (0, 1), "dropout": (0,), "embedding": (), "embedding_backward": (0,), "mul": (0, 1),
-    "rmsnorm": (0,), "rmsnorm_backward": (0, 1, 4), "rope": (0,), "scale": (0,), "sum_rows": (0,), "swiglu": (0, 1),
-    "swiglu_backward": (0, 1, 2),
+    "qk_norm_rope": (0, 1), "qk_norm_rope_backward": (0, 1, 2, 3), "rmsnorm": (0,), "rmsnorm_backward": (0, 1, 4),
+    "rope": (0,), "scale": (0,), "sum_rows": (0,), "swiglu": (0, 1), "swiglu_backward": (0, 1, 2),
     **{name: (0,) for name in ("silu", "gelu", "gelu_tanh", "relu", "tanh")},
     **{f"{name}_backward": (0, 1) for name in ("silu", "gelu", "gelu_tanh", "relu", "tanh")},
 }  # fmt: skip
@@ -40,12 +40,17 @@ def wide(name: str, rng: np.random.Generator) -> list[Sample]:
     x, y, z = (rng.normal(size=(37, 1024)) for _ in range(3))
     w, long = rng.normal(size=1024), rng.normal(size=(5, 7168))
     heads = rng.normal(size=(19, 6, 128))
+    # Narrow heads of many tokens: a block has several pieces in turn, and as many blocks as there may be leave sums.
+    q, k = rng.normal(size=(1500, 3, 6)), rng.normal(size=(1500, 1, 6))
+    angle, six = rng.uniform(0, 6, size=(1500, 3)), rng.normal(size=6)
+    backward = [q, k, q[::-1], k[::-1], six, six, np.cos(angle), np.sin(angle), six, None]
     found = {
         "rmsnorm": [Sample([x, w], {"eps": 1e-6}), Sample([long, rng.normal(size=7168)], {"eps": 1e-6}),
                     Sample([heads, rng.normal(size=128)], {"eps": 1e-6})],
         "add_rmsnorm": [Sample([x, y, w], {"eps": 1e-6})],
         "rmsnorm_backward": [Sample([x, y, w, rng.random(37) + 0.5, z, None], {"need_dx": True, "need_dw": False}),
                              Sample([x, y, w, rng.random(37) + 0.5, None, w], {"need_dx": True, "need_dw": True})],
+        "qk_norm_rope_backward": [Sample(backward, {"eps": 1e-6, "need_dx": True, "need_dw": True})],
         "swiglu": [Sample([x, y])], "swiglu_backward": [Sample([x, y, z])], "add": [Sample([x, y])],
         "dropout": [Sample([x, np.array([123456789012])], {"p": 0.3, "salt": 5}, dtypes=[None, "i64"])],
         "embedding": [Sample([rng.normal(size=(50, 256)), rng.integers(0, 50, 300)], dtypes=["bf16", "i32"])],

@@ -16,6 +16,7 @@
 #define __shared__ static
 #define __launch_bounds__(...)
 #define __forceinline__ inline
+#define __grid_constant__
 
 struct dim3 {
     unsigned x, y, z;

@@ -141,6 +141,20 @@ __device__ T narrow(float x) {
     }
 }
 
+// f64 to bf16, to nearest, ties to even. By way of f32 rounded to odd, so that what lay just beside a tie is not taken
+// for one.
+__host__ __device__ inline bf16 narrow_double(double x) {
+    union {
+        float value;
+        uint32_t bits;
+    } nearest{static_cast<float>(x)};
+    if (static_cast<double>(nearest.value) != x) {
+        if (fabs(static_cast<double>(nearest.value)) > fabs(x)) --nearest.bits;  // towards zero
+        nearest.bits |= 1U;
+    }
+    return __float2bfloat16_rn(nearest.value);
+}
+
 // kSize neighbours, moved by as few accesses of at most 16 bytes as they take.
 template <typename T, int kSize>
 struct alignas(kSize * sizeof(T) > 16 ? 16 : kSize * sizeof(T)) Pack {

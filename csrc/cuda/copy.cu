@@ -1,4 +1,6 @@
 // fill: one value everywhere. copy: the same values in another layout, dtype or space.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "cuda/common.cuh"
@@ -55,7 +57,7 @@ void fill(const Call& call) {
         using T = decltype(kind);
         T held;
         if constexpr (std::is_same_v<T, bf16>) {
-            held = __float2bfloat16(static_cast<float>(value));
+            held = narrow_double(value);
         } else {
             held = static_cast<T>(value);
         }
@@ -82,8 +84,10 @@ template <typename To, typename From>
 __device__ To convert(From x) {
     if constexpr (std::is_same_v<To, From>) {
         return x;
+    } else if constexpr (std::is_same_v<To, bf16> && std::is_same_v<From, double>) {
+        return narrow_double(x);
     } else if constexpr (std::is_same_v<To, bf16>) {
-        return narrow<bf16>(static_cast<float>(x));
+        return narrow<bf16>(x);
     } else if constexpr (std::is_same_v<From, bf16>) {
         return static_cast<To>(widen(x));
     } else {
@@ -134,7 +138,9 @@ bool copy_bytes(const Call& call, const Tensor& x, const Tensor& y) {
 
 void copy(const Call& call) {
     const Tensor &x = call.in[0], &y = call.out[0];
-    if (x.numel() != y.numel() || x.rank != y.rank) throw std::invalid_argument("copy between different shapes");
+    if (x.rank != y.rank || !std::equal(x.shape, x.shape + x.rank, y.shape)) {
+        throw std::invalid_argument("copy between different shapes");
+    }
     auto floating = [](DType t) { return t == DType::f32 || t == DType::f64 || t == DType::bf16; };
     if (x.dtype != y.dtype && (!floating(x.dtype) || !floating(y.dtype))) {
         throw std::invalid_argument("copy converts between floating dtypes only");

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from surogate._native import Engine
 from surogate.ops import Sample, get_op
 from tests.ops.harness import Case, Target, assert_close, make_case, run_native, run_reference, to_storage
 
@@ -209,6 +210,28 @@ def test_fill_and_copy_of_every_dtype(target: Target) -> None:
             case = _case("copy", [rng.normal(size=shape)], {"dtype": result}, [source], rtol=2.0**-8)
             for strided in (False, True):
                 _hold(case, target, strided=strided)
+
+
+def test_f64_is_rounded_to_bf16_once(target: Target) -> None:
+    """Beside a tie, where by way of f32 the tie would be met and rounded to even."""
+    below, above = 1 + 2.0**-8 - 2.0**-40, 1 + 2.0**-8 + 2.0**-40
+    x = np.array([above, -above, below, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1e300, -1e300, np.nan, np.inf, 1e-300, 0.0, -0.0])
+    wanted = [1 + 2.0**-7, -1 - 2.0**-7, 1, 1, 1 + 2.0**-6, np.inf, -np.inf, np.nan, np.inf, 0, 0, -0.0]
+    case = _case("copy", [x], {"dtype": "bf16"}, ["f64"])
+    for strided in (False, True):
+        np.testing.assert_array_equal(run_native(case, target=target, strided=strided)[0], wanted)
+    for value, rounded in zip(x[:7], wanted[:7], strict=True):
+        filled = _case("fill", [], {"value": value, "shape": (3,), "dtype": "bf16"}, [])
+        assert (run_native(filled, target=target)[0] == rounded).all()
+
+
+def test_copies_of_other_shapes_are_refused(arguments: Any) -> None:
+    engine = Engine(**arguments())
+    engine.allocate("device", 4096)
+    ref = lambda offset, *shape: ("device", offset, "f32", shape, (shape[1], 1))  # noqa: E731
+    engine.load("p", [("copy", [ref(0, 4, 6)], [ref(1024, 6, 4)], None, {}, "compute", [], -1)], {}, 0)
+    with pytest.raises(RuntimeError, match="copy between different shapes"):
+        engine.run("p")
 
 
 def test_values_at_the_ends_of_activations(target: Target) -> None:

@@ -56,7 +56,8 @@ class Backend {
     virtual std::vector<ProfileEntry> profile_report() const = 0;
 };
 
-std::unique_ptr<Backend> make_cpu_backend(int threads);
+// check_nan: a run stops at the first instruction that writes a NaN.
+std::unique_ptr<Backend> make_cpu_backend(int threads, bool check_nan);
 
 // The backend in a plugin library, opened by path. `config`: lines of "key=value" that the plugin reads (see its
 // header). Throws std::runtime_error that says why it cannot be had.

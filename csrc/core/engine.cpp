@@ -34,7 +34,11 @@ Engine::Engine(const std::string& backend, int threads, int device, const std::s
     }
     if (backend != "cpu") throw std::invalid_argument("there is no backend '" + backend + "'");
     if (threads < 1) throw std::invalid_argument("threads must be at least 1");
-    backend_ = make_cpu_backend(threads);
+    const bool check_nan = config == "check_nan=1";
+    if (!check_nan && !config.empty() && config != "check_nan=0") {
+        throw std::invalid_argument("the CPU's configuration is check_nan=0 or check_nan=1, not '" + config + "'");
+    }
+    backend_ = make_cpu_backend(threads, check_nan);
 }
 
 Engine::~Engine() {

@@ -27,8 +27,8 @@ struct StepResult {
 
 class Engine {
    public:
-    // "cpu" with a number of threads, or "cuda": a device's ordinal, the path of the plugin library, and its
-    // configuration (see open_plugin_backend).
+    // "cpu" with a number of threads and a configuration that is empty, check_nan=0 or check_nan=1; or "cuda": a
+    // device's ordinal, the path of the plugin library, and its configuration (see open_plugin_backend).
     Engine(const std::string& backend, int threads, int device = 0, const std::string& plugin = "",
            const std::string& config = "");
     ~Engine();

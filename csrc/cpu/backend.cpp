@@ -19,6 +19,35 @@ namespace surogate {
 
 namespace {
 
+// Whether a row of `n` elements has a NaN: an exponent of ones and a mantissa that is not zero.
+template <typename Bits>
+bool has_nan(const Bits* row, int64_t n, Bits infinity) {
+    constexpr auto kMagnitude = static_cast<Bits>(~(Bits{1} << (8 * sizeof(Bits) - 1)));
+    bool found = false;
+    for (int64_t i = 0; i < n; ++i) found |= static_cast<Bits>(row[i] & kMagnitude) > infinity;
+    return found;
+}
+
+bool has_nan(const Tensor& t) {
+    const int64_t rows = t.rows(), n = t.rank == 0 ? 1 : t.dim(-1);
+    for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = t.row_offset(r);
+        bool found = false;
+        if (t.dtype == DType::f32) found = has_nan<uint32_t>(t.as<uint32_t>() + at, n, 0x7F800000U);
+        if (t.dtype == DType::f64) found = has_nan<uint64_t>(t.as<uint64_t>() + at, n, uint64_t{0x7FF} << 52);
+        if (t.dtype == DType::bf16) found = has_nan<uint16_t>(t.as<uint16_t>() + at, n, 0x7F80U);
+        if (found) return true;
+    }
+    return false;
+}
+
+void look_for_nan(const Instruction& instruction) {
+    for (size_t o = 0; o < instruction.out.size(); ++o) {
+        if (!instruction.out[o] || !has_nan(instruction.out[o])) continue;
+        throw std::runtime_error("result " + std::to_string(o) + " has a NaN");
+    }
+}
+
 // One run of one program: which events were signalled, and the first failure of any stream.
 class RunState {
    public:
@@ -104,7 +133,7 @@ class Worker {
 
 class CpuBackend final : public Backend {
    public:
-    explicit CpuBackend(int threads) : threads_(threads) {}
+    CpuBackend(int threads, bool check_nan) : threads_(threads), check_nan_(check_nan) {}
 
     const char* name() const override { return "cpu"; }
     Kernel find(std::string_view op) const override { return find_kernel("cpu", op); }
@@ -205,6 +234,7 @@ class CpuBackend final : public Backend {
                 int threads = stream == 0 ? threads_ : 1;
                 instruction.kernel(
                     {instruction.in, instruction.out, instruction.workspace, instruction.attrs, threads, nullptr});
+                if (check_nan_) look_for_nan(instruction);
             } catch (const std::exception& error) {
                 state.fail(failure_of(program, index, error.what()));
                 return;
@@ -222,6 +252,7 @@ class CpuBackend final : public Backend {
     }
 
     int threads_;
+    bool check_nan_;
     uint64_t delay_seed_ = 0;
     int max_delay_ = 0;
     bool profiling_ = false;
@@ -231,6 +262,8 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(int threads) { return std::make_unique<CpuBackend>(threads); }
+std::unique_ptr<Backend> make_cpu_backend(int threads, bool check_nan) {
+    return std::make_unique<CpuBackend>(threads, check_nan);
+}
 
 }  // namespace surogate

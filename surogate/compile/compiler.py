@@ -32,7 +32,7 @@ class CompileOptions:
 
     ``batch`` sequences of ``sequence_len`` tokens make a micro-batch, with at most ``max_documents`` documents; the
     same with ``eval_batch`` and ``eval_documents`` for evaluation (0: no evaluation program). ``device``: ``cpu`` or
-    ``cuda``, then with the compute capability ``sm``.
+    ``cuda``, then with the compute capability ``sm``. ``deterministic``: no kernel whose bits change from run to run.
     """
 
     batch: int
@@ -48,6 +48,7 @@ class CompileOptions:
     train: bool = True
     device: str = "cpu"
     sm: int = 0
+    deterministic: bool = False
 
     @property
     def activation(self) -> str:
@@ -193,6 +194,8 @@ def _forward(
         for node in g.nodes:
             if node.op == "attention":
                 node.attrs["max_length"] = o.sequence_len  # a document never leaves its sequence
+                if o.deterministic:
+                    node.attrs["deterministic"] = True
     pack(g, like)
     fuse_forward(g)
     return g, adapters

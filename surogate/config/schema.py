@@ -410,6 +410,21 @@ class TrainConfig(_Strict):
         le=4096,
         also="num_threads threads omp_num_threads",
     )
+    deterministic: Bool = _key(
+        False,
+        "The same bits from run to run, on one kind of device with one set of libraries. The CPU always gives them. On "
+        "a GPU it costs speed (the backward pass of attention adds in a fixed order, and matrix products take the "
+        "library's first proposal instead of the algorithm that was fastest here) and memory for attention; compute "
+        "capabilities 8.x and 12.x have it with `recipe: fp32` alone.",
+        also="full_determinism use_deterministic_algorithms",
+    )
+    debug: Annotated[Literal["off", "eager", "check_nan"], BeforeValidator(_off)] = _key(
+        "off",
+        "For finding faults. `eager`: on a GPU, launch kernel by kernel instead of as CUDA graphs, so that an error "
+        "names the instruction; the CPU always does. `check_nan`: besides, look at every result of every instruction "
+        "and stop at the first that has a NaN, with the instruction and its layer. Results are the same; slow.",
+        instead={name: "debug: check_nan" for name in ("detect_anomaly", "debug_nans")},
+    )
 
     logging_steps: Int = _key(
         1,

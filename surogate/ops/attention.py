@@ -54,6 +54,10 @@ def _pairs(tokens: int, window: int) -> int:
     return w * (w + 1) // 2 + (tokens - w) * w
 
 
+# Major compute capabilities on which cuDNN's backward pass of packed attention has no form that repeats its bits.
+NO_DETERMINISTIC_BACKWARD = (8, 12)
+
+
 def _cuda_length(q: Type, attrs: Attrs) -> int:
     return max(attrs.get("max_length") or q.shape[0], 2)
 

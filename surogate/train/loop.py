@@ -121,7 +121,9 @@ class Trainer:
             check_memory(self.compiled, self._warn)
         check_gpu_memory(self.compiled, device)
         cache = Path(c.cache_dir) if c.cache_dir else default_cache()
-        self.runtime = Runtime(self.compiled, threads, device.engine_arguments(cache))
+        self.runtime = Runtime(
+            self.compiled, threads, device.engine_arguments(c, cache), check_nan=c.debug == "check_nan"
+        )
         load_weights(self.runtime, self.files, c.seed)
         self.exporter = Exporter(self.runtime, c, self.files, self.tokenizer)
         clear_unfinished(self.output_dir)
@@ -236,7 +238,7 @@ class Trainer:
             raise TrainingFailed(
                 f"loss {r['loss']} and gradient norm {r['grad_norm']} at step {step} are not finite; "
                 "weights are as they were before this step, nothing was saved over. Lower learning_rate, add "
-                "warmup_steps, or look at the rows of this step"
+                "warmup_steps, or look at the rows of this step; debug: check_nan finds where a NaN begins"
             )
         if r["grad_norm"] == 0 and r["loss"] > 0:
             # Weights so large that squares overflow make norms give zeros: all is finite, and nothing learns any more.

@@ -19,7 +19,7 @@ _HARMLESS = {
     "train_on", "chat_template", "chat_template_kwargs", "min_supervised_share", "max_invalid_share",
     "dataset_num_workers", "cache_dir", "per_device_eval_batch_size", "seed", "sequence_len", "sample_packing", "lora",
     "lora_rank", "lora_alpha", "use_rslora", "lora_target_modules", "recipe", "master_weights", "from_scratch",
-    "recompute", "cpu_threads", "logging_steps", "eval_steps", "save_steps", "save_total_limit",
+    "recompute", "cpu_threads", "debug", "logging_steps", "eval_steps", "save_steps", "save_total_limit",
     "resume_from_checkpoint",
 }  # fmt: skip
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,14 @@ from surogate import _native
 from surogate.compile.compiler import Compiled
 from surogate.compile.emit import check_kernels
 from surogate.compile.program import TensorRef
+from surogate.errors import TrainingFailed
 from surogate.graph import DTYPE_BYTES
 from surogate.io.dtypes import bf16_to_f32
 
 _NUMPY = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "u8": np.uint8, "bf16": np.uint16}
+
+# How engines begin the message of an instruction that failed.
+_INSTRUCTION = re.compile(r"(\w+), instruction (\d+) \(\w+\): (.*)", re.DOTALL)
 
 
 class Runtime:
@@ -25,10 +31,19 @@ class Runtime:
     Allocates exactly what the plan says (``compiled.memory``), zero filled, and loads the programs and constants.
     """
 
-    def __init__(self, compiled: Compiled, threads: int, gpu: Mapping[str, Any] | None = None) -> None:
-        """``gpu``: arguments of a GPU's engine (``surogate.cuda.engine_arguments``); None: the CPU."""
+    def __init__(
+        self, compiled: Compiled, threads: int, gpu: Mapping[str, Any] | None = None, *, check_nan: bool = False
+    ) -> None:
+        """
+        Args:
+            compiled: what to run.
+            threads: of the CPU engine.
+            gpu: arguments of a GPU's engine (``surogate.cuda.engine_arguments``); None: the CPU.
+            check_nan: on the CPU, stop at the first instruction that writes a NaN (a GPU's arguments say it for a GPU).
+        """
         self.compiled, self.threads, self.on_gpu = compiled, threads, gpu is not None
-        self.engine = _native.Engine("cpu", threads) if gpu is None else _native.Engine(threads=threads, **gpu)
+        here = {"backend": "cpu", "config": f"check_nan={int(check_nan)}"}
+        self.engine = _native.Engine(threads=threads, **(here if gpu is None else gpu))
         device = "cpu" if gpu is None else "cuda"
         check_kernels(list(compiled.programs.values()), set(self.engine.kernels()), device)
         for space in ("device", "pinned", "host"):
@@ -84,13 +99,29 @@ class Runtime:
         self, feeder: Any, accumulation: int, scalars: dict[str, float], seed: int, step: int
     ) -> dict[str, Any]:
         """One optimizer step; see ``Engine.train_step``."""
-        result: dict[str, Any] = self.engine.train_step(feeder, accumulation, scalars, seed, step)
+        with self._named():
+            result: dict[str, Any] = self.engine.train_step(feeder, accumulation, scalars, seed, step)
         return result
 
     def evaluate(self, feeder: Any, batches: int) -> dict[str, Any]:
         """Summed loss and targets over a number of micro-batches."""
-        result: dict[str, Any] = self.engine.evaluate(feeder, batches)
+        with self._named():
+            result: dict[str, Any] = self.engine.evaluate(feeder, batches)
         return result
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """An instruction that failed is told with its layer, without a traceback."""
+        try:
+            yield
+        except RuntimeError as error:
+            found = _INSTRUCTION.fullmatch(str(error))
+            program = self.compiled.programs.get(found[1]) if found else None
+            if found is None or program is None:
+                raise
+            instruction = program.instructions[int(found[2])]
+            place = f"{instruction.op} of {instruction.scope or 'the model'}, {instruction.phase} pass"
+            raise TrainingFailed(f"{place} ({found[1]}, instruction {found[2]}): {found[3]}") from error
 
 
 def physical_cores() -> int:

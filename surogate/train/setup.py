@@ -14,6 +14,7 @@ from surogate.compile.compiler import Compiled, CompileOptions, compile_model
 from surogate.config.schema import TrainConfig
 from surogate.errors import UserError
 from surogate.models import build
+from surogate.ops.attention import NO_DETERMINISTIC_BACKWARD
 from surogate.optim.adamw import AdamW
 from surogate.recipes import get_recipe
 from surogate.train.initial import initialise
@@ -84,11 +85,20 @@ class Device:
     def sm(self) -> int:
         return 0 if self.gpu is None else self.gpu.sm
 
-    def engine_arguments(self, cache: Path) -> dict[str, Any] | None:
+    def engine_arguments(self, config: TrainConfig, cache: Path) -> dict[str, Any] | None:
         """What :class:`Runtime` needs to drive the GPU; None for the CPU."""
         from surogate import cuda
 
-        return None if self.gpu is None else cuda.engine_arguments(self.gpu.index, cache_dir=cache)
+        if self.gpu is None:
+            return None
+        # Algorithms that are chosen by timing differ from one empty cache to the next.
+        return cuda.engine_arguments(
+            self.gpu.index,
+            cache_dir=cache,
+            tune=not config.deterministic,
+            eager=config.debug != "off",
+            check_nan=config.debug == "check_nan",
+        )
 
 
 def choose_device(config: TrainConfig) -> Device:
@@ -195,7 +205,15 @@ def compile_config(
         threads=threads_of(config),
         device=device.kind,
         sm=device.sm,
+        deterministic=config.deterministic,
     )
+    if config.deterministic and device.sm // 10 in NO_DETERMINISTIC_BACKWARD and options.activation == "bf16":
+        raise UserError(
+            "deterministic: true, and cuDNN has no backward pass of attention that gives the same bits each time on "
+            f"compute capability {device.sm / 10:.1f}",
+            where=config.where("deterministic"),
+            fix="set deterministic: false, or recipe: fp32 (slow: plain attention kernels)",
+        )
     model = build(files.config, where=str(files.directory / "config.json"))
     try:
         return compile_model(model, options, files.stored_dtype)

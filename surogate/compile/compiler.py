@@ -78,6 +78,7 @@ class Compiled:
     graphs: dict[str, Graph]
     constants: dict[str, bytes]
     batch: int
+    states: tuple[str, ...] = ()  # prefixes of what the optimizer keeps of a weight
 
     @property
     def digest(self) -> str:
@@ -154,6 +155,7 @@ def compile_model(
     return Compiled(
         programs, memory, _weights(memory, graphs), groups, adapters if options.lora else None, graphs,
         {n: a.tobytes() for g in graphs.values() for n, a in g.constants.items()}, options.batch,
+        options.optimizer.states if options.optimizer is not None else (),
     )  # fmt: skip
 
 
@@ -237,12 +239,13 @@ def _reserve_weights(memory: Memory, graphs: dict[str, Graph], o: CompileOptions
         if not param.trainable:
             memory.add(param.name, param.type, "weights")
     groups: list[Group] = []
-    trained = [p for p in params.values() if p.trainable]
-    kinds = [(d, t) for d in (True, False) for t in ("f32", "bf16")]
-    for decay, dtype in kinds:
-        names = tuple(p.name for p in trained if (len(p.shape) > 1) == decay and p.dtype == dtype)
-        if names:
-            groups.append(Group(f"{'decay' if decay else 'no-decay'}-{dtype}", names, decay, dtype))
+    alike: dict[tuple[bool, str, str], list[str]] = {}
+    for p in (p for p in params.values() if p.trainable):
+        rule = o.optimizer.kind(p.name, _shapes(p, graphs)) if o.optimizer is not None else ""
+        alike.setdefault((len(p.shape) > 1, p.dtype, rule), []).append(p.name)
+    for (decay, dtype, rule), names in sorted(alike.items(), key=lambda item: (not item[0][0], item[0][1] != "f32", item[0][2])):
+        name = "-".join(filter(None, ("decay" if decay else "no-decay", dtype, rule)))
+        groups.append(Group(name, tuple(names), decay, dtype, rule))
     for group in groups:
         for name in group.slots:
             memory.add(name, params[name].type, "weights")
@@ -261,10 +264,26 @@ def _reserve_weights(memory: Memory, graphs: dict[str, Graph], o: CompileOptions
                 memory.parts[name] = (whole, start, rows)
                 if o.train and gradient_slot(whole) in memory.slots:
                     memory.parts[gradient_slot(name)] = (gradient_slot(whole), start, rows)
-                for prefix in ("adam_m", "adam_v", "master"):
-                    if f"{prefix}.{whole}" in memory.slots:
-                        memory.parts[f"{prefix}.{name}"] = (f"{prefix}.{whole}", start, rows)
+                for prefix in o.optimizer.states if o.optimizer is not None else ():
+                    _part_of_state(memory, prefix, whole, name, start, rows)
     return groups
+
+
+def _shapes(param: Value, graphs: dict[str, Graph]) -> list[tuple[int, ...]]:
+    """Shapes of the weights that a parameter holds: those that are packed into it, or its own."""
+    packed = [parts for g in graphs.values() for whole, parts in g.packed.items() if whole == param.name]
+    return [(rows, *param.shape[1:]) for _, _, rows in packed[0]] if packed else [param.shape]
+
+
+def _part_of_state(memory: Memory, prefix: str, whole: str, name: str, start: int, rows: int) -> None:
+    """The state of a weight that is packed into another: rows of it, or of numbers of which each serves many rows'."""
+    state = f"{prefix}.{whole}"
+    if state in memory.slots:
+        memory.parts[f"{prefix}.{name}"] = (state, start, rows)
+    elif state in memory.parts:
+        holder, first, count = memory.parts[state]
+        each = memory.slots[whole].type.shape[0]
+        memory.parts[f"{prefix}.{name}"] = (holder, first + count * start // each, count * rows // each)
 
 
 def _slot_of(source: Value, program: str, memory: Memory) -> str:

@@ -21,10 +21,18 @@ class Group:
     slots: tuple[str, ...]
     decay: bool
     dtype: str
+    kind: str = ""  # which of the optimizer's rules they follow
 
 
 class Optimizer(Protocol):
-    """A file in ``surogate/optim/`` defines one."""
+    """A file in ``surogate/optim/`` defines one. ``states``: prefixes of the slots ``<prefix>.<weight>``."""
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Prefixes of the slots that :meth:`reserve` adds for each weight."""
+
+    def kind(self, name: str, shapes: Sequence[tuple[int, ...]]) -> str:
+        """Which of the optimizer's rules a weight follows; ``shapes``: of the weights that its rows are."""
 
     def reserve(self, memory: Memory, group: Group, master: bool) -> None:
         """Add slots for the states of a group; ``master``: f32 copies of weights that are stored in bf16."""

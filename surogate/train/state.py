@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _SAVE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "f32": "f32", "bf16": "bf16", "f16": "f16"}
 _RESUME_FIX = "resume with the configuration that wrote the checkpoint, or start anew in another output_dir"
-MOMENTS = ("adam_m", "adam_v", "master")
 
 
 class Exporter:
@@ -106,7 +105,7 @@ def trained_state(runtime: Runtime) -> Iterator[tuple[str, np.ndarray]]:
         if not weight.trainable:
             continue
         yield f"weight.{name}", runtime.array(name)
-        for prefix in MOMENTS:
+        for prefix in runtime.compiled.states:
             slot = f"{prefix}.{name}"
             if slot in memory.slots or slot in memory.parts:
                 yield slot, runtime.array(slot)

@@ -48,7 +48,7 @@ class Rows:
 
 def make_runtime(
     config: dict[str, Any], *, batch: int, sequence_len: int, max_documents: int, lora: LoraOptions | None = None,
-    recompute: str = "off", threads: int = 2, recipe: str = "fp32", master: bool = True, optimizer: AdamW | None = None,
+    recompute: str = "off", threads: int = 2, recipe: str = "fp32", master: bool = True, optimizer: Any = None,
     evaluate: bool = False, stored: Any = lambda name: "f32",
 ) -> Runtime:  # fmt: skip
     """Compile a model and load it into an engine."""

@@ -89,7 +89,7 @@ def test_every_key_of_the_configuration_is_read() -> None:
             continue
         read |= {n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
     fields = set(TrainConfig.model_fields) | {f for f in DatasetConfig.model_fields if not f.endswith("_field")}
-    fields -= {"per_device_eval_batch_size", "optim"}  # by eval_batch_size; a choice of one
+    fields -= {"per_device_eval_batch_size"}  # by eval_batch_size
     assert not fields - read
 
 

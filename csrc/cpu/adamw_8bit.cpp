@@ -20,8 +20,8 @@ struct Step {
     float beta1, rest1, beta2, rest2, eps, keep, rate, root2, scale;
 };
 
-SUROGATE_SIMD void decode(float* x, const uint8_t* index, const float* code, float absmax) {
-    for (int64_t i = 0; i < kBlock; ++i) x[i] = code[index[i]] * absmax;
+SUROGATE_SIMD void decode(float* x, const uint8_t* index, const float* table, float absmax) {
+    for (int64_t i = 0; i < kBlock; ++i) x[i] = table[index[i]] * absmax;
 }
 
 // New moments where the old ones are, and by how much the weight moves: rounded as surogate/ops/adamw_8bit.py says.
@@ -43,10 +43,10 @@ SUROGATE_SIMD float largest(const float* x) {
     return most;
 }
 
-void encode(uint8_t* index, float& absmax, const float* x, const float* code, const uint8_t* start) {
+void encode(uint8_t* index, float& absmax, const float* x, const float* table, const uint8_t* start) {
     absmax = largest(x);
     const float inverse = blockwise8::inverse(absmax);
-    for (int64_t i = 0; i < kBlock; ++i) index[i] = blockwise8::nearest(x[i] * inverse, code, start);
+    for (int64_t i = 0; i < kBlock; ++i) index[i] = blockwise8::nearest(x[i] * inverse, table, start);
 }
 
 float scalar(const Tensor& t) { return *t.as<float>(); }
@@ -71,11 +71,11 @@ void adamw_8bit(const Call& call) {
     const bool narrow_storage = p.dtype == DType::bf16;
     if (narrow_storage != (master || seed)) throw std::invalid_argument("adamw_8bit: bf16 takes a master or a seed");
 
-    const float *code_m = call.in[6].as<float>(), *code_v = call.in[7].as<float>();
+    const float *table_m = call.in[6].as<float>(), *table_v = call.in[7].as<float>();
     uint8_t start_m[blockwise8::kStarts], start_v[blockwise8::kStarts];
     for (int i = 0; i < blockwise8::kStarts; ++i) {
-        start_m[i] = blockwise8::start_of(i, code_m);
-        start_v[i] = blockwise8::start_of(i, code_v);
+        start_m[i] = blockwise8::start_of(i, table_m);
+        start_v[i] = blockwise8::start_of(i, table_v);
     }
     for_ranges(p.numel() / kBlock, kTileElements / kBlock, call.threads, [&](int64_t begin, int64_t end) {
         float m[kBlock], v[kBlock], move[kBlock];
@@ -86,11 +86,11 @@ void adamw_8bit(const Call& call) {
             float* g = call.in[1].as<float>() + first;
             uint8_t *index_m = call.in[2].as<uint8_t>() + first, *index_v = call.in[3].as<uint8_t>() + first;
             float &absmax_m = call.in[4].as<float>()[block], &absmax_v = call.in[5].as<float>()[block];
-            decode(m, index_m, code_m, absmax_m);
-            decode(v, index_v, code_v, absmax_v);
+            decode(m, index_m, table_m, absmax_m);
+            decode(v, index_v, table_v, absmax_v);
             update(step, g, m, v, move);
-            encode(index_m, absmax_m, m, code_m, start_m);
-            encode(index_v, absmax_v, v, code_v, start_v);
+            encode(index_m, absmax_m, m, table_m, start_m);
+            encode(index_v, absmax_v, v, table_v, start_v);
             std::fill_n(g, kBlock, 0.f);
             if (!narrow_storage) {
                 float* ps = p.as<float>() + first;

@@ -24,6 +24,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--steps", type=int, default=6, metavar="N", help="steps that are timed (default 6)")
     parser.add_argument("--recompute", choices=["off", "selective", "block"], default="off")
     parser.add_argument("--recipe", choices=["auto", "fp32", "bf16"], default="auto")
+    parser.add_argument("--optim", choices=["adamw", "adamw_8bit"], default="adamw", help="default: adamw")
+    parser.add_argument("--moments-dtype", choices=["float32", "bfloat16"], default="float32", help="of AdamW")
+    parser.add_argument(
+        "--no-master", action="store_true", help="no float32 copies of bf16 weights: updates are rounded stochastically"
+    )
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: one a physical core")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", metavar="FILE", help="write the whole record there")
@@ -52,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
             steps=args.steps,
             recompute=args.recompute,
             recipe=args.recipe,
+            optimizer=args.optim,
+            moments={"float32": "f32", "bfloat16": "bf16"}[args.moments_dtype],
+            master=not args.no_master,
             threads=args.threads,
             device=args.device,
             cache_dir=default_cache() if args.device == "cuda" else None,

@@ -243,7 +243,9 @@ def _reserve_weights(memory: Memory, graphs: dict[str, Graph], o: CompileOptions
     for p in (p for p in params.values() if p.trainable):
         rule = o.optimizer.kind(p.name, _shapes(p, graphs)) if o.optimizer is not None else ""
         alike.setdefault((len(p.shape) > 1, p.dtype, rule), []).append(p.name)
-    for (decay, dtype, rule), names in sorted(alike.items(), key=lambda item: (not item[0][0], item[0][1] != "f32", item[0][2])):
+    for (decay, dtype, rule), names in sorted(
+        alike.items(), key=lambda item: (not item[0][0], item[0][1] != "f32", item[0][2])
+    ):
         name = "-".join(filter(None, ("decay" if decay else "no-decay", dtype, rule)))
         groups.append(Group(name, tuple(names), decay, dtype, rule))
     for group in groups:

@@ -318,7 +318,17 @@ class TrainConfig(_Strict):
         also="cosine_min_lr_ratio final_lr_fraction final_lr_frac",
         instead={"min_lr": "min_lr_ratio: RATIO (min_lr / learning_rate)"},
     )
-    optim: Literal["adamw"] = _key("adamw", "Optimizer.", also="optimizer optim_type")
+    optim: Literal["adamw", "adamw_8bit"] = _key(
+        "adamw",
+        "Optimizer. `adamw_8bit`: moments in eight bits an element, block-wise as bitsandbytes has them; matrices of "
+        "fewer than 4096 elements, norms and biases keep them as `moments_dtype` says.",
+        also="optimizer optim_type",
+    )
+    moments_dtype: Literal["float32", "bfloat16"] = _key(
+        "float32",
+        "Type in which AdamW's moments are kept. `bfloat16` (rounded stochastically) halves their memory.",
+        also="optimizer_state_dtype optim_state_dtype exp_avg_dtype",
+    )
     weight_decay: Number = _key(0.0, "Decoupled weight decay of matrices; norms and biases have none.", ge=0)
     max_grad_norm: Number = _key(
         1.0,
@@ -530,6 +540,10 @@ RENAMED_VALUES: dict[tuple[str, str], str] = {
     ("optim", "adamw_torch"): "adamw",
     ("optim", "adamw_torch_fused"): "adamw",
     ("optim", "adamw_hf"): "adamw",
+    ("optim", "adamw_bnb_8bit"): "adamw_8bit",
+    ("optim", "adamw8bit"): "adamw_8bit",
+    ("moments_dtype", "bf16"): "bfloat16",
+    ("moments_dtype", "fp32"): "float32",
     ("lora_target_modules", "all"): "all-linear",
     ("lora_target_modules", "linear"): "all-linear",
     ("resume_from_checkpoint", "auto"): "true",
@@ -553,8 +567,12 @@ REFUSED_VALUES: dict[tuple[str, str], str] = {
         for name in ("cosine_with_restarts", "polynomial", "inverse_sqrt", "reduce_lr_on_plateau")
     },
     **{
+        ("optim", name): f"{name}: paging is not in this version; write optim: {name.removeprefix('paged_')}"
+        for name in ("paged_adamw_8bit", "paged_adamw_32bit")
+    },
+    **{
         ("optim", name): f"{name} is not in this version; write optim: adamw"
-        for name in ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adafactor", "muon", "lion", "sgd")
+        for name in ("adafactor", "muon", "lion", "sgd")
     },
 }
 

@@ -100,8 +100,10 @@ class AdamW(Op):
         return Cost(14 * typed(inputs[0], self, "p").numel, moved)
 
     def samples(self, rng: np.random.Generator) -> Iterator[Sample]:
-        cases = [((37,), "f32", False, "f32"), ((5, 7), "bf16", True, "f32"), ((3, 401), "bf16", False, "f32"),
-                 ((41,), "f32", False, "bf16"), ((2, 9), "bf16", True, "bf16"), ((3, 401), "bf16", False, "bf16")]  # fmt: skip
+        cases = [
+            ((37,), "f32", False, "f32"), ((5, 7), "bf16", True, "f32"), ((3, 401), "bf16", False, "f32"),
+            ((41,), "f32", False, "bf16"), ((2, 9), "bf16", True, "bf16"), ((3, 401), "bf16", False, "bf16"),
+        ]  # fmt: skip
         for shape, dtype, master, moments in cases:
             p = rng.normal(size=shape)
             yield Sample(

@@ -9,19 +9,20 @@ import numpy as np
 from surogate.graph import Type
 from surogate.ops.adamw import round_nearest_bf16, round_stochastic_bf16
 from surogate.ops.base import Arrays, Attrs, Cost, Op, Sample, Types, array, expect, f32, typed, weight
-from surogate.ops.blockwise8 import BLOCK, dequantize, dynamic_map, quantize
+from surogate.ops.blockwise8 import BLOCK, dequantize, dynamic_map, quantize, table
 from surogate.ops.philox import random_words
 
 
 def _fma(a: np.ndarray | np.float32, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c of float32 with one rounding (but for sums that float64 rounds first)."""
-    return (np.float64(a) * np.float64(b) + np.float64(c)).astype(np.float32)
+    wide: np.ndarray = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+    return wide.astype(np.float32)
 
 
 class AdamW8bit(Op):
     """One update as ``adamw`` makes it, between moments that are stored in blocks of 256.
 
-    p[N], g[N], m[N] u8, v[N] u8, absmax_m[N/256], absmax_v[N/256], code_m[256], code_v[256], lr[1],
+    p[N], g[N], m[N] u8, v[N] u8, absmax_m[N/256], absmax_v[N/256], table_m[512], table_v[512], lr[1],
     bias_correction1[1], bias_correction2[1], scale[1], master[N]?, seed[1]? i64
     -> p, g, m, v, absmax_m, absmax_v, master?
 
@@ -44,8 +45,8 @@ class AdamW8bit(Op):
             expect(inputs[i] == Type((n,), "u8"), self, f"{what} is {inputs[i]}, not u8[{n}]")
         for i, what in [(4, "absmax_m"), (5, "absmax_v")]:
             expect(f32(inputs[i], self, what).shape == (n // BLOCK,), self, f"{what} is {inputs[i]}")
-        for i, what in [(6, "code_m"), (7, "code_v")]:
-            expect(f32(inputs[i], self, what).shape == (256,), self, f"{what} is {inputs[i]}, not f32[256]")
+        for i, what in [(6, "table_m"), (7, "table_v")]:
+            expect(f32(inputs[i], self, what).shape == (512,), self, f"{what} is {inputs[i]}, not f32[512]")
         for i, what in [(8, "lr"), (9, "bias_correction1"), (10, "bias_correction2"), (11, "scale")]:
             expect(f32(inputs[i], self, what).shape == (1,), self, f"{what} is {inputs[i]}, not f32[1]")
         expect(master is None or master == Type(p.shape), self, f"master {master} does not fit {p}")
@@ -55,9 +56,9 @@ class AdamW8bit(Op):
         return [p, *inputs[1:6], master]
 
     def reference(self, inputs: Arrays, attrs: Attrs) -> list[np.ndarray | None]:
-        p, g, m, v, absmax_m, absmax_v, code_m, code_v = (array(inputs[i]) for i in range(8))
+        p, g, m, v, absmax_m, absmax_v, table_m, table_v = (array(inputs[i]) for i in range(8))
         lr, correction1, correction2 = (float(array(inputs[i])[0]) for i in range(8, 11))
-        code_m, code_v = code_m.astype(np.float32), code_v.astype(np.float32)
+        code_m, code_v = (t[:256].astype(np.float32) for t in (table_m, table_v))
         master, seed = inputs[12], inputs[13]
         gradient = g.astype(np.float32) * np.float32(array(inputs[11])[0])
         beta1, beta2 = attrs["beta1"], attrs["beta2"]
@@ -93,7 +94,7 @@ class AdamW8bit(Op):
             yield Sample(
                 [
                     p, g, m, v, absmax_m.astype(np.float64), absmax_v.astype(np.float64),
-                    dynamic_map(True).astype(np.float64), dynamic_map(False).astype(np.float64),
+                    table(True).astype(np.float64), table(False).astype(np.float64),
                     np.array([1e-2]), np.array([1.0 - 0.9**3]), np.array([1.0 - 0.99**3]), np.array([0.7]),
                     p + 1e-4 * rng.normal(size=n) if master else None,
                     np.array([91]) if dtype == "bf16" and not master else None,

@@ -34,6 +34,31 @@ def _linspace(n: int) -> np.ndarray:
     return np.where(index < n // 2, low, 1.0 - step * (n - 1 - index)).astype(np.float32)
 
 
+@functools.cache
+def table(signed: bool) -> np.ndarray:
+    """What kernels need, float32[512]: the numbers; then, for each but the first, the least float32 that is stored as
+    that number or a higher one (the middle of two numbers, up to the rounding of differences); then infinity."""
+    code = dynamic_map(signed)
+    low, high = _ordered(code[:-1]), _ordered(code[1:])
+    for _ in range(32):  # bisect among the floats between two numbers: `low` is never nearer to the upper one
+        middle = low + (high - low) // 2
+        x = _float(middle)
+        nearer = code[1:] - x < x - code[:-1]
+        low, high = np.where(nearer, low, middle), np.where(nearer, middle, high)
+    return np.concatenate([code, _float(high), np.array([np.inf], np.float32)])
+
+
+def _ordered(x: np.ndarray) -> np.ndarray:
+    """Integers in the order of the float32."""
+    bits = x.view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+def _float(ordered: np.ndarray) -> np.ndarray:
+    magnitude = np.abs(ordered).astype(np.uint32).view(np.float32)
+    return np.where(ordered < 0, -magnitude, magnitude)
+
+
 def quantize(x: np.ndarray, code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices (uint8[n]) and magnitudes (float32[n/256]) of finite float32[n]; between two numbers that are equally
     near the lower one is taken."""

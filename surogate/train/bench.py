@@ -23,7 +23,7 @@ from surogate.compile.compiler import Compiled, CompileOptions, compile_model
 from surogate.compile.program import Instruction, TensorRef
 from surogate.compile.recompute import Mode
 from surogate.models import build
-from surogate.optim.adamw import AdamW
+from surogate.optim import make_optimizer
 from surogate.recipes import get_recipe
 from surogate.train.plan import step_work
 from surogate.train.runtime import Runtime, physical_cores
@@ -49,6 +49,9 @@ class BenchOptions:
     recipe: str = "auto"
     threads: int = 0
     rank: int = 16
+    optimizer: str = "adamw"
+    moments: str = "f32"  # or bf16
+    master: bool = True  # f32 copies of bf16 weights
     device: str = "cpu"
     cache_dir: Path | None = None  # a GPU's chosen algorithms
 
@@ -100,9 +103,9 @@ def _compile(o: BenchOptions, threads: int, sm: int) -> Compiled:
         batch=o.batch,
         sequence_len=o.sequence_len,
         max_documents=o.batch,
-        recipe=get_recipe(o.recipe, device=o.device),
+        recipe=get_recipe(o.recipe, master=o.master, device=o.device),
         lora=LoraOptions(rank=o.rank, alpha=2.0 * o.rank) if o.mode == "lora" else None,
-        optimizer=AdamW(weight_decay=0.01),
+        optimizer=make_optimizer(o.optimizer, moments=o.moments, weight_decay=0.01),
         recompute=o.recompute,
         threads=threads,
         device=o.device,

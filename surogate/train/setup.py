@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from surogate.adapters.lora import LoraOptions
 from surogate.compile.compiler import Compiled, CompileOptions, compile_model
+from surogate.compile.groups import Optimizer
 from surogate.config.schema import TrainConfig
 from surogate.errors import UserError
 from surogate.models import build
 from surogate.ops.attention import NO_DETERMINISTIC_BACKWARD
-from surogate.optim.adamw import AdamW
+from surogate.optim import make_optimizer
 from surogate.recipes import get_recipe
 from surogate.train.initial import initialise
 from surogate.train.runtime import Runtime, physical_cores
@@ -174,6 +175,19 @@ def lora_options(config: TrainConfig) -> LoraOptions | None:
     )  # fmt: skip
 
 
+def optimizer_of(config: TrainConfig) -> Optimizer:
+    """The optimizer of a configuration."""
+    return make_optimizer(
+        config.optim,
+        moments={"float32": "f32", "bfloat16": "bf16"}[config.moments_dtype],
+        beta1=config.adam_beta1,
+        beta2=config.adam_beta2,
+        epsilon=config.adam_epsilon,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+    )
+
+
 def pass_batch(config: TrainConfig, device: Device) -> int:
     """Sequences that one run of ``micro_step`` takes: all of ``per_device_train_batch_size`` on a GPU. On the CPU the
     fewest that make ``_PASS_TOKENS`` tokens: the rest of the batch follows in further passes, whose gradients add up
@@ -189,9 +203,6 @@ def compile_config(
     config: TrainConfig, files: ModelFiles, device: Device, *, max_documents: int, eval_documents: int = 0
 ) -> Compiled:
     """Compile the model of a configuration for a device. ``eval_documents`` 0: no evaluation program."""
-    optimizer = AdamW(
-        config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm
-    )
     options = CompileOptions(
         batch=pass_batch(config, device),
         sequence_len=config.sequence_len,
@@ -200,7 +211,7 @@ def compile_config(
         eval_batch=config.eval_batch_size if eval_documents else 0,
         eval_documents=eval_documents,
         lora=lora_options(config),
-        optimizer=optimizer,
+        optimizer=optimizer_of(config),
         recompute=config.recompute,
         threads=threads_of(config),
         device=device.kind,

@@ -72,7 +72,7 @@ WRONG = {
     "fp8_hybrid": ("recipe: fp8_hybrid", "3:9", "'fp8_hybrid'", "not in this version"),
     "fp8-hybrid": ("recipe: fp8-hybrid", "3:9", "'fp8-hybrid'", "not in this version"),
     "nvfp4": ("recipe: nvfp4", "3:9", "'nvfp4'", "not in this version"),
-    "8-bit optimizer": ("optim: adamw_8bit", "3:8", "'adamw_8bit'", "not in this version"),
+    "paged optimizer": ("optim: paged_adamw_8bit", "3:8", "'paged_adamw_8bit'", "write optim: adamw_8bit"),
     "HF's optimizer": ("optim: adamw_torch", "3:8", "'adamw_torch'", "write optim: adamw"),
     "max_steps 0": ("max_steps: 0", "3:12", "nothing would be trained", ""),
     "two warm-ups": ("warmup_steps: 3\nwarmup_ratio: 0.1", "4:15", "both warmup_steps (3) and warmup_ratio (0.1)", ""),

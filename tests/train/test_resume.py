@@ -59,7 +59,8 @@ def state_of(run, step: int) -> bytes:
 MODES = {
     "full": {},
     "lora": {"lora": True, "lora_dropout": 0.1},
-    "bf16": {"recipe": "bf16", "master_weights": False},
+    "bf16": {"recipe": "bf16", "master_weights": False, "moments_dtype": "bfloat16"},
+    "8bit": {"optim": "adamw_8bit"},
 }
 
 

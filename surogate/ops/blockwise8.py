@@ -56,7 +56,8 @@ def _ordered(x: np.ndarray) -> np.ndarray:
 
 def _float(ordered: np.ndarray) -> np.ndarray:
     magnitude = np.abs(ordered).astype(np.uint32).view(np.float32)
-    return np.where(ordered < 0, -magnitude, magnitude)
+    signed: np.ndarray = np.where(ordered < 0, -magnitude, magnitude)
+    return signed
 
 
 def quantize(x: np.ndarray, code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

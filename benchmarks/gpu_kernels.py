@@ -89,6 +89,10 @@ def cases(quick: bool) -> Iterator[Case]:
     yield from attention("attention 2x2048 16/8", [2048] * 2, 2, 2048, 16, 8, 128)
     yield from attention("attention 2x2048 32/8 of 64", [2048] * 2, 64, 2048, 32, 8, 128)
     yield from attention("attention 10x400 32/8 of 64", [400] * 10 + [96], 64, 2048, 32, 8, 128)
+    # The parts of the LM head, by tokens of a chunk.
+    for rows in (1024, 2048, 4096):
+        yield product(f"0.6B head, {rows} tokens", rows, 151936, 1024, "fwd")
+        yield product(f"0.6B head, {rows} tokens", rows, 151936, 1024, "dx")
     yield head("0.6B head", 4096, 1024, 151936, False)
     yield head("0.6B head, dw", 4096, 1024, 151936, True)
 

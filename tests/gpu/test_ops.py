@@ -14,7 +14,8 @@ from tests.ops.harness import Target, assert_close, make_case, run_native, run_r
 ACTIVATIONS: dict[str, tuple[int, ...]] = {
     "add": (0, 1), "add_rmsnorm": (0, 1), "dropout": (0,), "embedding": (), "embedding_backward": (0,), "mul": (0, 1),
     "qk_norm_rope": (0, 1), "qk_norm_rope_backward": (0, 1, 2, 3), "rmsnorm": (0,), "rmsnorm_backward": (0, 1, 4),
-    "rope": (0,), "scale": (0,), "sum_rows": (0,), "swiglu": (0, 1), "swiglu_backward": (0, 1, 2),
+    "rope": (0,), "scale": (0,), "sum_rows": (0,), "quantize_fp8": (0,),
+    "swiglu": (0, 1), "swiglu_backward": (0, 1, 2),
     **{name: (0,) for name in ("silu", "gelu", "gelu_tanh", "relu", "tanh")},
     **{f"{name}_backward": (0, 1) for name in ("silu", "gelu", "gelu_tanh", "relu", "tanh")},
 }  # fmt: skip

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -152,16 +153,16 @@ NB_MODULE(_native, m) {
             "__init__",
             [](Feeder* self, const std::string& tokens, const std::string& mask, const Int64Array& pieces,
                const Int64Array& sequences, int64_t batch, int64_t sequence_len, int64_t max_documents, int32_t pad_id,
-               int64_t cursor, int64_t vocab_size) {
+               int64_t cursor, int64_t vocab_size, int rank, int ranks) {
                 if (pieces.ndim() != 2 || pieces.shape(1) != 3) {
                     throw std::invalid_argument("feeder: pieces must have the shape [n, 3]");
                 }
                 new (self) Feeder(tokens, mask, to_vector(pieces), to_vector(sequences), batch, sequence_len,
-                                  max_documents, pad_id, cursor, vocab_size);
+                                  max_documents, pad_id, cursor, vocab_size, rank, ranks);
             },
             nb::arg("tokens"), nb::arg("mask"), nb::arg("pieces"), nb::arg("sequences"), nb::arg("batch"),
             nb::arg("sequence_len"), nb::arg("max_documents"), nb::arg("pad_id"), nb::arg("cursor") = 0,
-            nb::arg("vocab_size") = 0)
+            nb::arg("vocab_size") = 0, nb::arg("rank") = 0, nb::arg("ranks") = 1)
         .def_prop_ro("cursor", &Feeder::cursor, "Sequences taken so far.")
         .def("next", [](Feeder& self) {
             std::vector<Batch> batches;
@@ -177,9 +178,21 @@ NB_MODULE(_native, m) {
             return d;
         });
 
+    nb::class_<Communicator>(m, "Communicator")
+        .def_prop_ro("rank", &Communicator::rank)
+        .def_prop_ro("ranks", &Communicator::ranks)
+        .def("barrier", &Communicator::barrier, nb::call_guard<nb::gil_scoped_release>(), "Until all ranks are here.")
+        .def("abort", &Communicator::abort, nb::arg("reason"), "This rank has failed: all others stop.");
+    m.def("thread_group", &make_thread_group, nb::arg("ranks"),
+          "The communicators of a group whose ranks are engines on threads of this process.");
+    nb::exception<RankStopped>(m, "RankStopped", PyExc_RuntimeError);
+
     nb::class_<Engine>(m, "Engine")
         .def(nb::init<const std::string&, int, int, const std::string&, const std::string&>(), nb::arg("backend"),
              nb::arg("threads") = 1, nb::arg("device") = 0, nb::arg("plugin") = "", nb::arg("config") = "")
+        .def("join", &Engine::join, nb::arg("communicator"), "Become one rank of a group.")
+        .def("abort", &Engine::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>(),
+             "This rank has failed: the others stop.")
         .def("kernels", &Engine::kernels, "Names of the ops that this backend has.")
         .def(
             "allocate", [](Engine& self, const std::string& space, int64_t n) { self.allocate(parse_space(space), n); },

@@ -21,7 +21,8 @@ class Feeder:
     """Micro-batches from memory-mapped token shards, prepared ahead on a thread of its own.
 
     ``pieces``: int64[n, 3], rows (start, length, continues). ``sequences``: int64[m+1]. ``vocab_size`` > 0: a token
-    outside [0, vocab_size) is a ValueError of the call that would hand it out; 0: not checked. Raises ValueError for
+    outside [0, vocab_size) is a ValueError of the call that would hand it out; 0: not checked. ``rank`` of ``ranks``:
+    which micro-batches of those that the ranks deal out in turn. Raises ValueError for
     files, pieces or sequences that do not fit together.
     """
 
@@ -37,13 +38,34 @@ class Feeder:
         pad_id: int,
         cursor: int = 0,
         vocab_size: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None: ...
     @property
     def cursor(self) -> int:
-        """Sequences taken so far."""
+        """Sequences taken so far, by all ranks."""
 
     def next(self) -> dict[str, np.ndarray[Any, np.dtype[np.int32]]]:
         """The next micro-batch: ids, targets, positions, cu_seqlens. IndexError at the end of the order."""
+
+class RankStopped(RuntimeError):
+    """Another rank has failed; the message names it and its cause."""
+
+class Communicator:
+    """A rank's end of a group."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    def barrier(self) -> None:
+        """Until all ranks are here. :class:`RankStopped` when one has failed."""
+
+    def abort(self, reason: str) -> None:
+        """This rank has failed: all others stop."""
+
+def thread_group(ranks: int) -> list[Communicator]:
+    """Communicators of a group whose ranks are engines on threads of this process."""
 
 class Engine:
     """Arenas, loaded programs, and whole training steps. The GIL is released while it works.
@@ -52,6 +74,12 @@ class Engine:
     """
 
     def __init__(self, backend: str, threads: int = 1, device: int = 0, plugin: str = "", config: str = "") -> None: ...
+    def join(self, communicator: Communicator) -> None:
+        """Become one rank of a group, before programs are loaded."""
+
+    def abort(self, reason: str) -> None:
+        """This rank has failed: the others stop."""
+
     def kernels(self) -> list[str]:
         """Names of the ops that this backend has."""
 

@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/communicator.h"
 #include "core/program.h"
 
 namespace surogate {
@@ -41,6 +42,12 @@ class Backend {
     // Between host memory and an arena. The source of `write` may change as soon as it returns.
     virtual void write(Space space, void* target, const void* source, int64_t bytes) = 0;
     virtual void read(Space space, void* target, const void* source, int64_t bytes) = 0;
+
+    // The engine becomes a rank: collectives go through this communicator. Before the first program is loaded. A
+    // backend that makes its own, as a GPU does, refuses.
+    virtual void join(std::shared_ptr<Communicator> communicator) = 0;
+    // Null: the engine is the only rank.
+    virtual Communicator* communicator() const = 0;
 
     // Called once after load; `program` keeps its address.
     virtual void prepare(Program& program) = 0;

@@ -47,6 +47,28 @@ Engine::~Engine() {
     }
 }
 
+void Engine::join(std::shared_ptr<Communicator> communicator) {
+    std::lock_guard lock(mutex_);
+    if (!programs_.empty()) throw std::logic_error("an engine joins its group before programs are loaded");
+    backend_->join(std::move(communicator));
+}
+
+void Engine::abort(const std::string& reason) {
+    if (Communicator* communicator = backend_->communicator()) communicator->abort(reason);
+}
+
+template <typename F>
+auto Engine::together(const F& work) -> decltype(work()) {
+    try {
+        return work();
+    } catch (const RankStopped&) {
+        throw;
+    } catch (const std::exception& error) {
+        abort(error.what());
+        throw;
+    }
+}
+
 int64_t Engine::allocated(Space space) const {
     std::lock_guard lock(mutex_);
     return arenas_[static_cast<int>(space)].bytes;
@@ -159,8 +181,10 @@ Program& Engine::program(std::string_view name) {
 
 void Engine::run(std::string_view name) {
     std::lock_guard lock(mutex_);
-    backend_->run(program(name));
-    backend_->wait();
+    together([&] {
+        backend_->run(program(name));
+        backend_->wait();
+    });
 }
 
 void Engine::feed(Program& p, const Batch& batch) {
@@ -226,12 +250,20 @@ double Engine::get(Program& p, std::string_view symbol) {
 }
 
 StepResult Engine::train_step(Feeder& feeder, int accumulation, const std::map<std::string, double>& scalars,
-                              int64_t seed, int64_t step) {
-    if (accumulation < 1) throw std::invalid_argument("accumulation must be at least 1");
+                              int64_t seed, int64_t number) {
     std::lock_guard lock(mutex_);
+    return together([&] { return step(feeder, accumulation, scalars, seed, number); });
+}
+
+StepResult Engine::step(Feeder& feeder, int accumulation, const std::map<std::string, double>& scalars, int64_t seed,
+                        int64_t step) {
+    if (accumulation < 1) throw std::invalid_argument("accumulation must be at least 1");
     StepResult result;
+    const Communicator* group = backend_->communicator();
+    const int rank = group == nullptr ? 0 : group->rank(), ranks = group == nullptr ? 1 : group->ranks();
     const double begin = now();
     Program& micro = program("micro_step");
+    Program* last = find("last_micro_step");
     Program* norm = find("norm_step");
     Program& update = program("optimizer_step");
 
@@ -239,8 +271,8 @@ StepResult Engine::train_step(Feeder& feeder, int accumulation, const std::map<s
     std::vector<Batch> batches = feeder.take(accumulation);
     result.data_wait_seconds = now() - begin;
     for (const Batch& batch : batches) {
-        result.targets += batch.target_count;
-        result.tokens += batch.token_count;
+        result.targets += batch.all_targets;
+        result.tokens += batch.all_tokens;
     }
     for (Program* p : {&micro, norm, &update}) {
         if (p == nullptr) continue;
@@ -249,15 +281,16 @@ StepResult Engine::train_step(Feeder& feeder, int accumulation, const std::map<s
     set(micro, "loss", 0.0);
     set(micro, "loss_scale", result.targets > 0 ? 1.0 / static_cast<double>(result.targets) : 0.0);
     for (int m = 0; m < accumulation; ++m) {
-        set_seed(micro, micro_seed(seed, step, m));
+        // By its place in the global batch, so that the numbers drawn do not depend on how many ranks share it.
+        set_seed(micro, micro_seed(seed, step, int64_t{m} * ranks + rank));
         feed(micro, batches[static_cast<size_t>(m)]);
-        backend_->run(micro);
+        backend_->run(last != nullptr && m == accumulation - 1 ? *last : micro);
     }
     if (norm != nullptr) backend_->run(*norm);
     result.loss_sum = get(micro, "loss");
     if (norm != nullptr) result.grad_norm = get(*norm, "grad_norm");
     if (std::isfinite(result.loss_sum) && std::isfinite(result.grad_norm)) {
-        set_seed(update, micro_seed(seed, step, accumulation));
+        set_seed(update, micro_seed(seed, step, int64_t{accumulation} * ranks));
         backend_->run(update);
         backend_->wait();
         result.applied = true;
@@ -272,17 +305,22 @@ StepResult Engine::train_step(Feeder& feeder, int accumulation, const std::map<s
 
 StepResult Engine::evaluate(Feeder& feeder, int batches) {
     std::lock_guard lock(mutex_);
+    return together([&] { return pass(feeder, batches); });
+}
+
+StepResult Engine::pass(Feeder& feeder, int batches) {
     StepResult result;
     const double begin = now();
     Program& p = program("eval_step");
     set(p, "loss", 0.0);
     for (int i = 0; i < batches; ++i) {
         Batch batch = std::move(feeder.take(1)[0]);
-        result.targets += batch.target_count;
-        result.tokens += batch.token_count;
+        result.targets += batch.all_targets;
+        result.tokens += batch.all_tokens;
         feed(p, batch);
         backend_->run(p);
     }
+    if (Program* end = find("eval_end")) backend_->run(*end);
     result.loss_sum = get(p, "loss");
     result.seconds = now() - begin;
     return result;

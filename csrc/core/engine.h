@@ -17,8 +17,8 @@ namespace surogate {
 
 struct StepResult {
     double loss_sum = 0.0;  // over the targets of the global batch
-    int64_t targets = 0;
-    int64_t tokens = 0;  // padding not counted
+    int64_t targets = 0;    // as tokens, of all ranks
+    int64_t tokens = 0;     // padding not counted
     double grad_norm = 0.0;
     bool applied = false;  // false: loss or gradient norm was not finite, weights are as before
     double seconds = 0.0;
@@ -34,6 +34,11 @@ class Engine {
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
+
+    // Makes this engine one rank of a group; before programs are loaded.
+    void join(std::shared_ptr<Communicator> communicator);
+    // This rank has failed outside the engine: the others stop.
+    void abort(const std::string& reason);
 
     std::vector<std::string> kernels() const { return backend_->kernels(); }
 
@@ -51,13 +56,15 @@ class Engine {
     // Returns when the work is done.
     void run(std::string_view name);
 
-    // Programs micro_step (accumulation times), norm_step where one is loaded, and optimizer_step. `scalars` are
-    // written to the symbols of these names first; names that no program has are skipped. optimizer_step does not run
-    // when the loss or the norm is not finite: weights and gradients are then left as they are. Without norm_step the
-    // loss alone decides, and grad_norm is what optimizer_step leaves (NaN if it has no such symbol).
+    // The order of micro-batches is the ranks' together: the feeder must be of this rank, and hands out every ranks-th.
+    // Programs micro_step (accumulation times; last_micro_step instead the last time, where it is loaded), norm_step
+    // where one is loaded, and optimizer_step. `scalars` are written to the symbols of these names first; names that no
+    // program has are skipped. optimizer_step does not run when the loss or the norm is not finite: weights and
+    // gradients are then left as they are. Without norm_step the loss alone decides, and grad_norm is what
+    // optimizer_step leaves (NaN if it has no such symbol).
     StepResult train_step(Feeder& feeder, int accumulation, const std::map<std::string, double>& scalars, int64_t seed,
                           int64_t step);
-    // Program eval_step, `batches` times.
+    // Program eval_step, `batches` times, then eval_end where it is loaded: the sum over the ranks.
     StepResult evaluate(Feeder& feeder, int batches);
 
     // See Backend.
@@ -76,6 +83,12 @@ class Engine {
     Program* find(std::string_view name);     // null: not loaded
     Program& program(std::string_view name);  // std::invalid_argument: not loaded
     void feed(Program& program, const Batch& batch);
+    StepResult step(Feeder& feeder, int accumulation, const std::map<std::string, double>& scalars, int64_t seed,
+                    int64_t step);
+    StepResult pass(Feeder& feeder, int batches);
+    // Runs; a failure stops the other ranks too.
+    template <typename F>
+    auto together(const F& work) -> decltype(work());
     // Where a symbol lies, null if the program has none; std::invalid_argument unless it has one element of this dtype.
     static void* scalar(const Program& program, std::string_view symbol, DType dtype);
     // Write a one-element symbol if the program has it.

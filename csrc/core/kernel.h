@@ -12,6 +12,8 @@
 
 namespace surogate {
 
+class Communicator;
+
 using AttrValue = std::variant<bool, int64_t, double, std::string>;
 
 // A few (name, value) pairs; linear search beats a map at this size.
@@ -30,7 +32,8 @@ class Attrs {
 };
 
 // What a kernel sees. `stream` is the backend's own handle (null on the CPU). `state` belongs to the instruction: what
-// a kernel makes once, on the first run, and needs again (null on the CPU).
+// a kernel makes once, on the first run, and needs again (null on the CPU). `communicator`: null where this engine is
+// the only rank.
 struct Call {
     const std::vector<Tensor>& in;
     const std::vector<Tensor>& out;
@@ -39,6 +42,7 @@ struct Call {
     int threads;
     void* stream;
     std::shared_ptr<void>* state = nullptr;
+    Communicator* communicator = nullptr;
 };
 
 using Kernel = void (*)(const Call&);

@@ -12,7 +12,7 @@ namespace surogate {
 // Which interface the two sides share. The number goes up when anything changes that crosses the border: Backend,
 // Program, Instruction, Tensor, Attrs, Call.
 inline std::string plugin_build() {
-    return "plugin 1 of " + std::to_string(sizeof(Program)) + "/" + std::to_string(sizeof(Instruction)) + "/" +
+    return "plugin 2 of " + std::to_string(sizeof(Program)) + "/" + std::to_string(sizeof(Instruction)) + "/" +
            std::to_string(sizeof(Call)) + "/" + std::to_string(sizeof(ProfileEntry)) + " bytes, C++ ABI " +
            std::to_string(__GXX_ABI_VERSION);
 }

@@ -158,6 +158,9 @@ class CpuBackend final : public Backend {
     }
     void wait() override {}  // run waits itself
 
+    void join(std::shared_ptr<Communicator> communicator) override { communicator_ = std::move(communicator); }
+    Communicator* communicator() const override { return communicator_.get(); }
+
     void prepare(Program& program) override {
         auto& plan = plans_[&program];
         plan = {};
@@ -232,9 +235,12 @@ class CpuBackend final : public Backend {
             try {
                 // Kernels beside the compute stream copy memory: one thread each, so that compute keeps its cores.
                 int threads = stream == 0 ? threads_ : 1;
-                instruction.kernel(
-                    {instruction.in, instruction.out, instruction.workspace, instruction.attrs, threads, nullptr});
+                instruction.kernel({instruction.in, instruction.out, instruction.workspace, instruction.attrs, threads,
+                                    nullptr, nullptr, communicator_.get()});
                 if (check_nan_) look_for_nan(instruction);
+            } catch (const RankStopped&) {
+                state.fail(std::current_exception());  // says all there is to say
+                return;
             } catch (const std::exception& error) {
                 state.fail(failure_of(program, index, error.what()));
                 return;
@@ -253,6 +259,7 @@ class CpuBackend final : public Backend {
 
     int threads_;
     bool check_nan_;
+    std::shared_ptr<Communicator> communicator_;
     uint64_t delay_seed_ = 0;
     int max_delay_ = 0;
     bool profiling_ = false;

@@ -238,6 +238,11 @@ class CudaBackend final : public Backend {
         }
     }
 
+    void join(std::shared_ptr<Communicator>) override {
+        throw std::invalid_argument("a GPU's ranks speak through NCCL: the plugin's configuration says it");
+    }
+    Communicator* communicator() const override { return nullptr; }
+
     void wait() override {
         set_device(&device_);
         cudaError_t status = cudaStreamSynchronize(compute());

@@ -38,7 +38,7 @@ MappedFile::~MappedFile() {
 
 Feeder::Feeder(const std::string& tokens, const std::string& mask, std::vector<int64_t> pieces,
                std::vector<int64_t> sequences, int64_t batch, int64_t sequence_len, int64_t max_documents,
-               int32_t pad_id, int64_t cursor, int64_t vocab_size)
+               int32_t pad_id, int64_t cursor, int64_t vocab_size, int rank, int ranks)
     : tokens_file_(tokens),
       mask_file_(mask),
       tokens_(static_cast<const int32_t*>(tokens_file_.data())),
@@ -51,6 +51,8 @@ Feeder::Feeder(const std::string& tokens, const std::string& mask, std::vector<i
       max_documents_(max_documents),
       pad_id_(pad_id),
       vocab_size_(vocab_size),
+      rank_(rank),
+      ranks_(ranks),
       cursor_(cursor),
       next_(cursor) {
     if (tokens_file_.bytes() % 4 != 0 || mask_file_.bytes() != token_count_) {
@@ -87,8 +89,9 @@ void Feeder::check() const {
         fail("sequences must begin with 0 and end with the number of pieces");
     }
     const auto sequence_count = static_cast<int64_t>(sequences_.size()) - 1;
-    if (sequence_count % batch_ != 0) fail("the order must be filled up to whole micro-batches");
-    if (next_ < 0 || next_ > sequence_count || next_ % batch_ != 0) {
+    if (ranks_ < 1 || rank_ < 0 || rank_ >= ranks_) fail("there is no such rank");
+    if (sequence_count % stride() != 0) fail("the order must be filled up to whole micro-batches of every rank");
+    if (next_ < 0 || next_ > sequence_count || next_ % stride() != 0) {
         fail("cursor " + std::to_string(next_) + " is no boundary of a micro-batch");
     }
     int64_t documents = 0;
@@ -115,6 +118,17 @@ void Feeder::check() const {
         if (documents > max_documents_) {
             fail("a micro-batch has more than " + std::to_string(max_documents_) + " documents");
         }
+    }
+}
+
+// What the whole micro-batches of all ranks hold, from the mask alone.
+void Feeder::count(int64_t first_sequence, Batch& b) const {
+    for (int64_t p = sequences_[static_cast<size_t>(first_sequence)];
+         p < sequences_[static_cast<size_t>(first_sequence + stride())]; ++p) {
+        const int64_t* piece = &pieces_[static_cast<size_t>(p) * 3];
+        const int64_t start = piece[0], length = piece[1];
+        b.all_tokens += length;
+        for (int64_t i = 1; i < length + (piece[2] != 0 ? 1 : 0); ++i) b.all_targets += mask_[start + i] != 0 ? 1 : 0;
     }
 }
 
@@ -174,7 +188,13 @@ void Feeder::loop() {
         Batch batch;
         std::exception_ptr failure;
         try {
-            batch = prepare(first);
+            batch = prepare(first + rank_ * batch_);
+            if (ranks_ == 1) {
+                batch.all_targets = batch.target_count;
+                batch.all_tokens = batch.token_count;
+            } else {
+                count(first, batch);
+            }
         } catch (...) {
             failure = std::current_exception();
         }
@@ -185,7 +205,7 @@ void Feeder::loop() {
             return;
         }
         ready_.push_back(std::move(batch));
-        next_ = first + batch_;
+        next_ = first + stride();
         changed_.notify_all();
     }
 }
@@ -194,7 +214,7 @@ std::vector<Batch> Feeder::take(int n) {
     const auto sequence_count = static_cast<int64_t>(sequences_.size()) - 1;
     if (n < 1) throw std::invalid_argument("feeder: take at least one micro-batch");
     std::lock_guard turn(taking_);
-    if (n > (sequence_count - cursor_) / batch_) throw std::out_of_range("feeder: the order has ended");
+    if (n > (sequence_count - cursor_) / stride()) throw std::out_of_range("feeder: the order has ended");
     std::vector<Batch> taken;
     std::unique_lock lock(mutex_);
     ahead_ = std::max(ahead_, static_cast<size_t>(n));
@@ -207,7 +227,7 @@ std::vector<Batch> Feeder::take(int n) {
         ready_.pop_front();
         changed_.notify_all();
     }
-    cursor_ += n * batch_;
+    cursor_ += n * stride();
     return taken;
 }
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surogate.adapters import lora as lora_pass
 from surogate.adapters.lora import LoraOptions, LoraResult
+from surogate.compile import collectives
 from surogate.compile.autodiff import accumulate, differentiate
 from surogate.compile.emit import Placed, Target, emit, place_temporaries
 from surogate.compile.fuse import fuse_accumulate, fuse_forward
-from surogate.compile.groups import Group, Optimizer, gradient_slot
+from surogate.compile.groups import Group, Optimizer, gradient_slot, in_parts
 from surogate.compile.layout import Layout
-from surogate.compile.memory import Memory
+from surogate.compile.memory import Memory, Spread
 from surogate.compile.pack import pack
 from surogate.compile.program import Program, TensorRef
 from surogate.compile.recompute import Mode, recompute
@@ -33,6 +34,8 @@ class CompileOptions:
     ``batch`` sequences of ``sequence_len`` tokens make a micro-batch, with at most ``max_documents`` documents; the
     same with ``eval_batch`` and ``eval_documents`` for evaluation (0: no evaluation program). ``device``: ``cpu`` or
     ``cuda``, then with the compute capability ``sm``. ``deterministic``: no kernel whose bits change from run to run.
+    ``ranks`` engines share a global batch; ``zero_level`` says what of the training state each keeps a part of alone:
+    0 nothing, 1 the optimizer's states.
     """
 
     batch: int
@@ -49,6 +52,8 @@ class CompileOptions:
     device: str = "cpu"
     sm: int = 0
     deterministic: bool = False
+    ranks: int = 1
+    zero_level: int = 0
 
     @property
     def activation(self) -> str:
@@ -79,6 +84,11 @@ class Compiled:
     constants: dict[str, bytes]
     batch: int
     states: tuple[str, ...] = ()  # prefixes of what the optimizer keeps of a weight
+    ranked: tuple[dict[str, Program], ...] = ()  # programs by rank, where there are several; `programs` is rank 0's
+
+    def of_rank(self, rank: int) -> Compiled:
+        """What one rank runs. Memory is the same for all."""
+        return replace(self, programs=self.ranked[rank]) if self.ranked else self
 
     @property
     def digest(self) -> str:
@@ -141,8 +151,9 @@ def compile_model(
         o = options.optimizer
         if o is None:
             raise ValueError("training needs an optimizer")
-        graphs["norm_step"], slots["norm_step"] = o.norm_graph(memory, groups)
-        graphs["optimizer_step"], slots["optimizer_step"] = o.update_graph(memory, groups)
+        graphs |= _step_end(memory, groups, options, 0, slots)
+    if options.ranks > 1 and "eval_step" in graphs:
+        graphs["eval_end"], slots["eval_end"] = collectives.sum_of_losses(memory)
     # cuDNN's backward pass wants q and dq with one row stride: there q is not rotated inside the packed qkv.
     windows = options.device == "cpu"
     target = Target(options.device, options.threads, options.sm)
@@ -152,11 +163,33 @@ def compile_model(
     base = memory.top["device"]
     _account(memory, list(placed.values()))
     programs = {n: emit(p, base, _symbols(n, graphs[n], memory)) for n, p in placed.items()}
+    ranked: list[dict[str, Program]] = []
+    for rank in range(options.ranks if options.ranks > 1 else 0):
+        ends: dict[str, Program] = {}
+        if options.train:
+            for n, g in _step_end(memory, groups, options, rank, slots).items():
+                ends[n] = emit(place_temporaries(Layout(g, memory, slots[n]), target), base, _symbols(n, g, memory))
+        ranked.append(collectives.of_rank({**programs, **ends}, memory, groups, rank, options.zero_level))
+    if ranked:
+        programs = ranked[0]
     return Compiled(
         programs, memory, _weights(memory, graphs), groups, adapters if options.lora else None, graphs,
         {n: a.tobytes() for g in graphs.values() for n, a in g.constants.items()}, options.batch,
-        options.optimizer.states if options.optimizer is not None else (),
+        options.optimizer.states if options.optimizer is not None else (), tuple(ranked),
     )  # fmt: skip
+
+
+def _step_end(
+    memory: Memory, groups: list[Group], o: CompileOptions, rank: int, slots: dict[str, dict[Value, str]]
+) -> dict[str, Graph]:
+    """The graphs after the last micro-step, as one rank runs them; ``slots`` gets those of their sources."""
+    assert o.optimizer is not None
+    own = [g.part(rank) for g in groups]
+    graphs: dict[str, Graph] = {}
+    graphs["norm_step"], slots["norm_step"] = o.optimizer.norm_graph(memory, own, o.ranks)
+    updated = own if o.zero_level else groups
+    graphs["optimizer_step"], slots["optimizer_step"] = o.optimizer.update_graph(memory, updated)
+    return graphs
 
 
 def _forward(
@@ -247,16 +280,20 @@ def _reserve_weights(memory: Memory, graphs: dict[str, Graph], o: CompileOptions
         alike.items(), key=lambda item: (not item[0][0], item[0][1] != "f32", item[0][2])
     ):
         name = "-".join(filter(None, ("decay" if decay else "no-decay", dtype, rule)))
-        groups.append(Group(name, tuple(names), decay, dtype, rule))
+        if o.ranks == 1:
+            groups.append(Group(name, tuple(names), decay, dtype, rule, len(groups)))
+            continue
+        for index, bucket in enumerate(collectives.buckets(names, {n: params[n].type.numel for n in names})):
+            groups.append(Group(f"{name}.{index}", bucket, decay, dtype, rule, len(groups), o.ranks, o.zero_level > 0))
     for group in groups:
         for name in group.slots:
             memory.add(name, params[name].type, "weights")
-        memory.alias(f"weight:{group.name}", group.slots)
+        in_parts(memory, group, f"weight:{group.name}", group.slots, "weights")
     if o.train and o.optimizer is not None:
         for group in groups:
             for name in group.slots:
                 memory.add(gradient_slot(name), Type(params[name].shape), "gradients")
-            memory.alias(f"grad:{group.name}", [gradient_slot(n) for n in group.slots])
+            in_parts(memory, group, f"grad:{group.name}", [gradient_slot(n) for n in group.slots], "gradients")
         for group in groups:
             # Adapters always have f32 copies: they are small, and rounding would be all they see of an update.
             o.optimizer.reserve(memory, group, o.recipe.master or o.lora is not None)
@@ -286,6 +323,12 @@ def _part_of_state(memory: Memory, prefix: str, whole: str, name: str, start: in
         holder, first, count = memory.parts[state]
         each = memory.slots[whole].type.shape[0]
         memory.parts[f"{prefix}.{name}"] = (holder, first + count * start // each, count * rows // each)
+    elif state in memory.spread:
+        spread = memory.spread[state]
+        each = memory.slots[whole].type.shape[0]
+        numel = Type(spread.shape).numel
+        shape = (spread.shape[0] * rows // each, *spread.shape[1:])
+        memory.spread[f"{prefix}.{name}"] = Spread(spread.slot, spread.first + numel * start // each, shape)
 
 
 def _slot_of(source: Value, program: str, memory: Memory) -> str:

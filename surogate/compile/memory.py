@@ -101,6 +101,16 @@ class Slot:
         return TensorRef(self.space, self.offset, self.type.dtype, self.type.shape, dense_strides(self.type.shape))
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Where a tensor lies whose numbers several ranks share: from number ``first`` on in what the slots ``slot`` of all
+    ranks, one after the other, hold."""
+
+    slot: str
+    first: int
+    shape: tuple[int, ...]
+
+
 @dataclass
 class Memory:
     """One arena a space: slots first, then the region that the programs share for what lives within one run."""
@@ -109,6 +119,7 @@ class Memory:
     top: dict[Space, int] = field(default_factory=lambda: {"device": 0, "pinned": 0, "host": 0})
     parts: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # name -> (packed slot, first row, rows)
     aliases: dict[str, Slot] = field(default_factory=dict)  # other names and types for the bytes of slots
+    spread: dict[str, Spread] = field(default_factory=dict)  # tensors of which each rank has a part
     temporary: int = 0  # height of the shared region
     peak_by_purpose: dict[str, int] = field(default_factory=dict)  # within the shared region, at its fullest
     floor: int = 0  # most bytes alive at once: no placement could be lower
@@ -141,6 +152,14 @@ class Memory:
         slot = Slot(name, Type((n,), first.type.dtype), first.purpose, first.offset, first.space)
         self.aliases[name] = slot
         return slot
+
+    def cut(self, name: str, parts: int) -> None:
+        """Aliases ``name/0``, ``name/1``, ... for equal parts of an alias."""
+        whole = self.aliases[name]
+        n, size = whole.type.numel // parts, DTYPE_BYTES[whole.type.dtype]
+        for r in range(parts):
+            part = Slot(f"{name}/{r}", Type((n,), whole.type.dtype), whole.purpose, whole.offset + r * n * size)
+            self.aliases[part.name] = part
 
     def slot(self, name: str) -> Slot:
         """A slot or an alias by name."""

@@ -124,6 +124,20 @@ def _recipe(c: TrainConfig) -> Iterator[UserError]:
         )
 
 
+def _ranks(c: TrainConfig) -> Iterator[UserError]:
+    if c.device != "cpu" and c.cpu_ranks > 1:
+        yield UserError(
+            f"device is {c.device}, so cpu_ranks might do nothing",
+            where="cpu_ranks",
+            expected="device: cpu beside it",
+            fix="write device: cpu",
+        )
+    if c.zero_level and c.ranks == 1:
+        yield UserError(
+            "there is one rank, so zero_level would do nothing", where="zero_level", fix="leave zero_level out"
+        )
+
+
 def dataset_types() -> list[str]:
     """Names that a data set's ``type`` may have: ``auto``, ``json`` and the files of ``surogate/data/formats``."""
     folder = Path(__file__).parent.parent / "data" / "formats"
@@ -154,5 +168,6 @@ RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
     _validation,
     _lora,
     _recipe,
+    _ranks,
     _dataset_types,
 )

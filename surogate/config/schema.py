@@ -420,6 +420,19 @@ class TrainConfig(_Strict):
         le=4096,
         also="num_threads threads omp_num_threads",
     )
+    cpu_ranks: Int = _key(
+        1,
+        "On the CPU: ranks that train together, as GPUs do; for tests of what several GPUs will do, with the same "
+        "numbers. Cores are shared out among them (`cpu_threads`, if given, is for each).",
+        ge=1,
+        le=64,
+    )
+    zero_level: Literal[0, 1] = _key(
+        0,
+        "What each of several ranks keeps a part of alone instead of all of it (Rajbhandari et al. 2019, "
+        "arXiv 1910.02054): 0 nothing, 1 the optimizer's states. Results are the same, bit for bit.",
+        also="zero_stage zero",
+    )
     deterministic: Bool = _key(
         False,
         "The same bits from run to run, on one kind of device with one set of libraries. The CPU always gives them. On "
@@ -492,8 +505,13 @@ class TrainConfig(_Strict):
 
     @property
     def effective_batch_size(self) -> int:
-        """Sequences in one optimizer step."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+        """Sequences in one optimizer step, of all ranks."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.ranks
+
+    @property
+    def ranks(self) -> int:
+        """Engines that train together."""
+        return self.cpu_ranks
 
 
 #: Names in other trainers that need no key here, and why. ``*`` at the end stands for anything.

@@ -31,6 +31,10 @@ class AdamW(OptimizerBase):
         same_place(memory, group, "adam_v", self.moments, "optimizer")
         super().reserve(memory, group, master)
 
+    def draws(self, group: Group, memory: Memory) -> bool:
+        """Besides the weights, moments in bf16 are rounded stochastically."""
+        return self.moments == "bf16" or super().draws(group, memory)
+
     def update_group(self, u: Update, group: Group, salt: int) -> None:
         """One ``adamw`` over the whole group."""
         weight, grad, m, v = (u.state(f"{n}:{group.name}") for n in ("weight", "grad", "adam_m", "adam_v"))

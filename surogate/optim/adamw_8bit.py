@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from surogate.compile.groups import Group, same_place
-from surogate.compile.memory import Memory
+from surogate.compile.memory import Memory, Spread
 from surogate.graph import Type
 from surogate.ops.blockwise8 import BLOCK, table
 from surogate.optim.adamw import AdamW
@@ -38,8 +38,20 @@ class AdamW8bit(AdamW):
             return
         for prefix in ("adam_m", "adam_v"):
             same_place(memory, group, prefix, "u8", "optimizer")
-            whole = memory.aliases[f"{prefix}:{group.name}"]
+            whole = memory.slot(f"{prefix}:{group.name}")
             blocks = memory.add(f"{prefix}_absmax:{group.name}", Type((whole.type.numel // BLOCK,)), "optimizer")
+            if group.sharded:
+                for r in range(group.parts):
+                    memory.aliases[f"{blocks.name}/{r}"] = blocks
+                for weight in group.slots:
+                    moment = memory.spread[f"{prefix}.{weight}"]
+                    count = memory.slots[weight].type.numel // BLOCK
+                    name = f"{prefix}_absmax.{weight}"
+                    memory.spread[name] = Spread(blocks.name, moment.first // BLOCK, (count,))
+                continue
+            if group.parts > 1:
+                memory.aliases[blocks.name] = blocks
+                memory.cut(blocks.name, group.parts)
             for weight in group.slots:
                 slot = memory.slots[f"{prefix}.{weight}"]
                 first = (slot.offset - whole.offset) // BLOCK

@@ -84,12 +84,21 @@ class OptimizerBase:
         """Emit the update of a group. ``salt``: of its random numbers."""
         raise NotImplementedError
 
-    def norm_graph(self, memory: Memory, groups: Sequence[Group]) -> tuple[Graph, dict[Value, str]]:
-        """Global gradient norm and the factor that clips it."""
+    def draws(self, group: Group, memory: Memory) -> bool:
+        """Whether the update of a group rounds stochastically."""
+        name = f"master:{group.name}"
+        return group.dtype == "bf16" and name not in memory.aliases and name not in memory.slots
+
+    def norm_graph(self, memory: Memory, groups: Sequence[Group], ranks: int = 1) -> tuple[Graph, dict[Value, str]]:
+        """Global gradient norm and the factor that clips it. With several ranks each sums over the parts that it is
+        given, whatever else of the gradients it has, so that the norm has the same bits whoever keeps what."""
         u = Update(Graph("norm_step"), {}, memory)
         total: Value | None = None
         for group in groups:
             total = u.graph.one("sum_squares", [u.state(f"grad:{group.name}"), total])
+        if ranks > 1:
+            total = u.graph.one("all_reduce", [total])
+            u.graph.updates[u.state("loss")] = u.graph.one("all_reduce", [u.state("loss")])
         norm, scale = u.graph.emit("clip_scale", [total], max_norm=float(self.max_grad_norm))
         if norm is None or scale is None:
             raise GraphError("clip_scale has two results")
@@ -100,8 +109,9 @@ class OptimizerBase:
     def update_graph(self, memory: Memory, groups: Sequence[Group]) -> tuple[Graph, dict[Value, str]]:
         """The update of every weight; gradients are zero afterwards."""
         u = Update(Graph("optimizer_step"), {}, memory)
-        for salt, group in enumerate(groups):
-            self.update_group(u, group, salt)
+        for group in groups:
+            for piece in group.all_parts() if self.draws(group, memory) else [group]:
+                self.update_group(u, piece, piece.salt)
         return u.graph, u.slots
 
     def decay(self, group: Group) -> float:
@@ -112,4 +122,4 @@ class OptimizerBase:
 def master_of(u: Update, group: Group) -> Value | None:
     """The float32 copies of a group's weights, if there are any."""
     name = f"master:{group.name}"
-    return u.state(name) if name in u.memory.aliases else None
+    return u.state(name) if name in u.memory.aliases or name in u.memory.slots else None

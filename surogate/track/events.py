@@ -15,8 +15,8 @@ event          fields
                adapted layers), ``trainable``, ``parameters`` (of model and adapter). Not emitted in full fine-tuning
 ``data``       what became of the rows: ``rows_in``, ``rows`` (kept), ``tokens``, ``targets``, ``dropped`` (cause to
                number), ``positions_used`` (share of all positions that hold a token), ``lines`` (text about the order)
-``batch``      ``effective`` (sequences a step), ``per_device``, ``accumulation``, ``sequence_len``, ``tokens`` (places
-               for them in a step), ``steps`` (of the run), ``epochs``
+``batch``      ``effective`` (sequences a step), ``per_device``, ``accumulation``, ``ranks``, ``sequence_len``,
+               ``tokens`` (places for them in a step), ``steps`` (of the run), ``epochs``
 ``memory``     ``table`` (purpose to bytes), ``total`` (bytes)
 ``resume``     ``path``, ``step`` (the last one that is done)
 ``step``       ``step`` (from 1), ``total``, ``epoch`` (from 1), ``epochs``, ``loss`` (nats a target token), ``lr``,

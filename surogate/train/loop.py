@@ -17,6 +17,7 @@ from surogate.track.machine import cpu_name
 from surogate.train import resume
 from surogate.train.order import RunOrder, evaluation_order, feeder, training_order
 from surogate.train.plan import step_work
+from surogate.train.ranks import Ranks
 from surogate.train.result import check_replaceable, clear_unfinished, publish
 from surogate.train.runtime import Runtime
 from surogate.train.schedule import Schedule
@@ -121,9 +122,11 @@ class Trainer:
             check_memory(self.compiled, self._warn)
         check_gpu_memory(self.compiled, device)
         cache = Path(c.cache_dir) if c.cache_dir else default_cache()
-        self.runtime = Runtime(
-            self.compiled, threads, device.engine_arguments(c, cache), check_nan=c.debug == "check_nan"
-        )
+        gpu = device.engine_arguments(c, cache)
+        if c.ranks > 1:
+            self.runtime = Ranks(self.compiled, threads, check_nan=c.debug == "check_nan")
+        else:
+            self.runtime = Runtime(self.compiled, threads, gpu, check_nan=c.debug == "check_nan")
         load_weights(self.runtime, self.files, c.seed)
         self.exporter = Exporter(self.runtime, c, self.files, self.tokenizer)
         clear_unfinished(self.output_dir)
@@ -154,7 +157,7 @@ class Trainer:
         )  # fmt: skip
         self.events.emit(
             "batch", effective=c.effective_batch_size, per_device=c.per_device_train_batch_size,
-            accumulation=c.gradient_accumulation_steps, sequence_len=c.sequence_len,
+            accumulation=c.gradient_accumulation_steps, ranks=c.ranks, sequence_len=c.sequence_len,
             tokens=c.effective_batch_size * c.sequence_len, steps=self.order.duration.total,
             epochs=self.order.duration.epochs,
         )  # fmt: skip
@@ -182,11 +185,8 @@ class Trainer:
         c, total = self.config, self.order.duration.total
         schedule = make_schedule(c, total)
         done = self._resume()
-        feed = feeder(
-            self.order, batch=self.compiled.batch, sequence_len=c.sequence_len,
-            pad_id=self.tokenizer.pad_id or 0, cursor=done * c.effective_batch_size,
-        )  # fmt: skip
-        self.passes = c.effective_batch_size // self.compiled.batch
+        feed = self._feed(self.order, self.compiled.batch, done * c.effective_batch_size)
+        self.passes = c.effective_batch_size // c.ranks // self.compiled.batch
         self.flops, _ = step_work(self.compiled, self.passes)
         self.rate = self._measure_rate()
         evaluated = -1
@@ -200,6 +200,18 @@ class Trainer:
         if self.evaluation and evaluated != total:
             self._evaluate(total)
         return self._finish(total)
+
+    def _feed(self, order: RunOrder, batch: int, cursor: int = 0) -> Any:
+        """A feeder; of several ranks a list with one for each."""
+        n = self.runtime.ranks
+        found = [
+            feeder(
+                order, batch=batch, sequence_len=self.config.sequence_len, pad_id=self.tokenizer.pad_id or 0,
+                cursor=cursor, rank=rank, ranks=n,
+            )
+            for rank in range(n)
+        ]  # fmt: skip
+        return found[0] if n == 1 else found
 
     def _measure_rate(self) -> float:
         """The machine's matrix product, flop/s: what the share of the speed of light is measured against."""
@@ -252,9 +264,7 @@ class Trainer:
     def _evaluate(self, step: int) -> None:
         assert self.evaluation is not None
         c, started = self.config, time.monotonic()
-        feed = feeder(
-            self.evaluation, batch=c.eval_batch_size, sequence_len=c.sequence_len, pad_id=self.tokenizer.pad_id or 0
-        )
+        feed = self._feed(self.evaluation, c.eval_batch_size)
         r = self.runtime.evaluate(feed, self.evaluation.duration.total)
         loss = r["loss_sum"] / r["targets"] if r["targets"] else float("nan")
         if self.history:

@@ -66,19 +66,22 @@ def evaluation_order(shard: Shard, config: TrainConfig) -> RunOrder:
     from surogate.data import epoch_order, max_documents
 
     batch = config.eval_batch_size
+    together = batch * config.ranks
     order = epoch_order(
         shard, sequence_len=config.sequence_len, packing=config.sample_packing, seed=config.seed, epoch=0,
-        global_batch=batch,
+        global_batch=together,
     )  # fmt: skip
-    passes = (len(order.sequences) - 1) // batch
+    passes = (len(order.sequences) - 1) // together
     return RunOrder(shard, order.pieces, order.sequences, max_documents(order, batch), Duration((passes,), passes))
 
 
-def feeder(order: RunOrder, *, batch: int, sequence_len: int, pad_id: int, cursor: int = 0) -> _native.Feeder:
-    """A native feeder over the order, from sequence ``cursor`` on."""
+def feeder(
+    order: RunOrder, *, batch: int, sequence_len: int, pad_id: int, cursor: int = 0, rank: int = 0, ranks: int = 1
+) -> _native.Feeder:
+    """A native feeder over the order, from sequence ``cursor`` on; of several ranks, one that hands out its own."""
     from surogate import _native
 
     return _native.Feeder(
         str(order.shard.tokens_path), str(order.shard.mask_path), order.pieces, order.sequences, batch, sequence_len,
-        order.max_documents, pad_id, cursor,
+        order.max_documents, pad_id, cursor, rank=rank, ranks=ranks,
     )  # fmt: skip

@@ -35,7 +35,8 @@ def describe(compiled: Compiled, config: TrainConfig) -> str:
     lines = [
         f"parameters        {compiled.parameters:,} ({compiled.trainable_parameters:,} trained)",
         f"tokens a step     {config.effective_batch_size * config.sequence_len:,}"
-        f" ({config.per_device_train_batch_size} x {config.sequence_len} x {config.gradient_accumulation_steps})",
+        f" ({config.per_device_train_batch_size} x {config.sequence_len} x {config.gradient_accumulation_steps}"
+        + (f" x {config.ranks} ranks)" if config.ranks > 1 else ")"),
         f"in passes of      {compiled.batch} x {config.sequence_len}",
         f"threads           {threads_of(config)}",
         "",
@@ -48,16 +49,16 @@ def describe(compiled: Compiled, config: TrainConfig) -> str:
     for name, program in compiled.programs.items():
         work = f"{program.flops / 1e9:>10,.1f} {program.nbytes / 1e9:>10,.2f}"
         lines.append(f"  {name:<15} {len(program.instructions):>12,} {work}")
-    flops, nbytes = step_work(compiled, config.effective_batch_size // compiled.batch)
+    flops, nbytes = step_work(compiled, config.effective_batch_size // config.ranks // compiled.batch)
     lines.append(f"  {'optimizer step':<15} {'':>12} {flops / 1e9:>10,.1f} {nbytes / 1e9:>10,.2f}")
     return "\n".join(lines)
 
 
 def step_work(compiled: Compiled, passes: int) -> tuple[int, int]:
     """Floating-point operations, and least bytes moved, of one optimizer step with so many runs of ``micro_step``."""
-    times = {"micro_step": passes, "norm_step": 1, "optimizer_step": 1, "eval_step": 0}
-    flops = sum(times[n] * p.flops for n, p in compiled.programs.items())
-    nbytes = sum(times[n] * p.nbytes for n, p in compiled.programs.items())
+    times = {"micro_step": passes, "norm_step": 1, "optimizer_step": 1}
+    flops = sum(times.get(n, 0) * p.flops for n, p in compiled.programs.items())
+    nbytes = sum(times.get(n, 0) * p.nbytes for n, p in compiled.programs.items())
     return flops, nbytes
 
 

@@ -20,7 +20,7 @@ _HARMLESS = {
     "dataset_num_workers", "cache_dir", "per_device_eval_batch_size", "seed", "sequence_len", "sample_packing", "lora",
     "lora_rank", "lora_alpha", "use_rslora", "lora_target_modules", "recipe", "master_weights", "from_scratch",
     "recompute", "cpu_threads", "debug", "logging_steps", "eval_steps", "save_steps", "save_total_limit",
-    "resume_from_checkpoint",
+    "resume_from_checkpoint", "cpu_ranks", "zero_level",
 }  # fmt: skip
 
 _FIX = "restore the old value, or leave out resume_from_checkpoint and choose another output_dir"

@@ -32,18 +32,22 @@ class Runtime:
     """
 
     def __init__(
-        self, compiled: Compiled, threads: int, gpu: Mapping[str, Any] | None = None, *, check_nan: bool = False
-    ) -> None:
+        self, compiled: Compiled, threads: int, gpu: Mapping[str, Any] | None = None, *, check_nan: bool = False,
+        communicator: _native.Communicator | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             compiled: what to run.
             threads: of the CPU engine.
             gpu: arguments of a GPU's engine (``surogate.cuda.engine_arguments``); None: the CPU.
             check_nan: on the CPU, stop at the first instruction that writes a NaN (a GPU's arguments say it for a GPU).
+            communicator: of one of several ranks on the CPU; ``compiled`` must then be that rank's.
         """
         self.compiled, self.threads, self.on_gpu = compiled, threads, gpu is not None
         here = {"backend": "cpu", "config": f"check_nan={int(check_nan)}"}
         self.engine = _native.Engine(threads=threads, **(here if gpu is None else gpu))
+        if communicator is not None:
+            self.engine.join(communicator)
         device = "cpu" if gpu is None else "cuda"
         check_kernels(list(compiled.programs.values()), set(self.engine.kernels()), device)
         for space in ("device", "pinned", "host"):
@@ -81,9 +85,27 @@ class Runtime:
         """Copy values of the tensor's own dtype (bf16: bits) to it."""
         self.fill(ref, lambda target: np.copyto(target.reshape(-1), values.reshape(-1), casting="no"))
 
+    @property
+    def ranks(self) -> int:
+        """Engines that train together."""
+        return 1
+
+    def allocated(self) -> dict[str, int]:
+        """Bytes really taken, a space; of all ranks of this process."""
+        return self.engine.allocated()
+
+    def holds(self, name: str) -> bool:
+        """Whether there is a tensor of that name, on whatever ranks it lies."""
+        memory = self.compiled.memory
+        return name in memory.slots or name in memory.parts or name in memory.spread
+
     def array(self, name: str) -> np.ndarray:
         """A slot, or a part of one, by name; see :meth:`read`."""
         return self.read(self.compiled.memory.ref(name))
+
+    def put(self, name: str, values: np.ndarray) -> None:
+        """Copy values of the tensor's own dtype to what :meth:`array` reads."""
+        self.write(self.compiled.memory.ref(name), values)
 
     def values(self, name: str) -> np.ndarray:
         """A float32 copy of a weight, gradient or state by name."""
@@ -92,8 +114,7 @@ class Runtime:
 
     def trained(self, name: str) -> np.ndarray:
         """A weight at its best precision: its f32 master copy where there is one. As :meth:`read` gives it."""
-        master, memory = f"master.{name}", self.compiled.memory
-        return self.array(master if master in memory.slots or master in memory.parts else name)
+        return self.array(f"master.{name}" if self.holds(f"master.{name}") else name)
 
     def train_step(
         self, feeder: Any, accumulation: int, scalars: dict[str, float], seed: int, step: int

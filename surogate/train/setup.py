@@ -67,8 +67,8 @@ def open_model(config: TrainConfig, *, with_weights: bool) -> ModelFiles:
 
 
 def threads_of(config: TrainConfig) -> int:
-    """Threads of the CPU engine: as configured, or one a physical core."""
-    return config.cpu_threads or physical_cores()
+    """Threads of each CPU engine: as configured, or the physical cores, shared out among the ranks."""
+    return config.cpu_threads or max(1, physical_cores() // config.cpu_ranks)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def check_memory(compiled: Compiled, warn: Callable[[str], None]) -> None:
     from surogate.track.machine import Machine
     from surogate.train.plan import human
 
-    here, needed = Machine.here(), sum(compiled.memory.table().values())
+    here, needed = Machine.here(), sum(compiled.memory.table().values()) * max(1, len(compiled.ranked))
     table = ", ".join(f"{purpose} {human(n)}" for purpose, n in compiled.memory.table().items() if n > 1 << 20)
     if 0 < here.memory < needed:
         raise UserError(
@@ -217,6 +217,8 @@ def compile_config(
         device=device.kind,
         sm=device.sm,
         deterministic=config.deterministic,
+        ranks=config.ranks,
+        zero_level=config.zero_level,
     )
     if config.deterministic and device.sm // 10 in NO_DETERMINISTIC_BACKWARD and options.activation == "bf16":
         raise UserError(
@@ -256,8 +258,8 @@ def load_weights(runtime: Runtime, files: ModelFiles, seed: int) -> None:
             runtime.fill(weight.ref, partial(initialise, how=weight.initial, name=name, seed=seed, std=std))
     for group in compiled.groups:
         for slot in group.slots:
-            if f"master.{slot}" in compiled.memory.slots:
-                runtime.write(compiled.memory.ref(f"master.{slot}"), runtime.values(slot))
+            if runtime.holds(f"master.{slot}"):
+                runtime.put(f"master.{slot}", runtime.values(slot))
 
 
 def _compare(source: WeightSource, expected: Mapping[str, tuple[int, ...]], files: ModelFiles) -> None:

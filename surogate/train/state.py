@@ -100,14 +100,13 @@ class Exporter:
 
 def trained_state(runtime: Runtime) -> Iterator[tuple[str, np.ndarray]]:
     """Everything that changes from step to step, by name and without a copy: weights, moments, master copies."""
-    memory = runtime.compiled.memory
     for name, weight in runtime.compiled.weights.items():
         if not weight.trainable:
             continue
         yield f"weight.{name}", runtime.array(name)
         for prefix in runtime.compiled.states:
             slot = f"{prefix}.{name}"
-            if slot in memory.slots or slot in memory.parts:
+            if runtime.holds(slot):
                 yield slot, runtime.array(slot)
 
 
@@ -132,5 +131,4 @@ def restore(runtime: Runtime, arrays: Mapping[str, np.ndarray], where: str) -> N
                 expected=f"{target.dtype}{list(target.shape)}",
                 fix=_RESUME_FIX,
             )
-        slot = name.removeprefix("weight.")
-        runtime.write(runtime.compiled.memory.ref(slot), found)
+        runtime.put(name.removeprefix("weight."), found)

@@ -183,7 +183,8 @@ class Emulator final : public Backend {
         for (size_t i = 0; i < program.instructions.size(); ++i) {
             const Instruction& one = program.instructions[i];
             try {
-                one.kernel({one.in, one.out, one.workspace, one.attrs, 1, nullptr, &states_[&program][i]});
+                one.kernel(
+                    {one.in, one.out, one.workspace, one.attrs, 1, nullptr, &states_[&program][i], group_.get()});
             } catch (const std::exception& error) {
                 throw std::runtime_error(program.name + ", instruction " + std::to_string(i) + " (" + one.op +
                                          "): " + error.what());
@@ -191,12 +192,15 @@ class Emulator final : public Backend {
         }
     }
     void wait() override {}
+    void join(std::shared_ptr<Communicator> group) override { group_ = std::move(group); }
+    Communicator* communicator() const override { return group_.get(); }
     void inject_delays(uint64_t, int) override {}
     void profile(bool) override {}
     std::vector<ProfileEntry> profile_report() const override { return {}; }
 
    private:
     Device device_;
+    std::shared_ptr<Communicator> group_;
     std::map<Program*, std::vector<std::shared_ptr<void>>> states_;
 };
 

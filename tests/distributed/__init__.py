@@ -1,0 +1,1 @@
+"""Several ranks: threads of one process, processes, hosts."""

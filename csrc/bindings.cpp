@@ -11,6 +11,7 @@
 
 #include "core/engine.h"
 #include "cpu/machine.h"
+#include "cpu/quantize_weights.h"
 
 namespace nb = nanobind;
 using namespace surogate;
@@ -123,6 +124,9 @@ nb::dict describe(const StepResult& r) {
 }
 
 using Bytes = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using Codes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Int64Array = nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu>;
 
 std::vector<int64_t> to_vector(const Int64Array& array) { return {array.data(), array.data() + array.size()}; }
@@ -144,6 +148,33 @@ NB_MODULE(_native, m) {
     m.def("sgemm_rate", &sgemm_rate, nb::arg("threads"), nb::arg("m"), nb::arg("n"), nb::arg("k"),
           nb::call_guard<nb::gil_scoped_release>(),
           "Measured rate of float32 matrix products of this shape on this machine, in flop/s.");
+    m.def(
+        "quantize_4bit",
+        [](const Bytes& values, const std::string& dtype, const Numbers& numbers, int64_t block, const Codes& codes,
+           const Floats& absmax, int threads) {
+            const DType stored = parse_dtype(dtype);
+            const auto n = static_cast<int64_t>(values.nbytes() / size_of(stored));
+            if ((stored != DType::f32 && stored != DType::bf16) || numbers.size() != 16 || block < 1 ||
+                codes.size() != static_cast<size_t>((n + 1) / 2) ||
+                absmax.size() != static_cast<size_t>((n + block - 1) / block)) {
+                throw std::invalid_argument("quantize_4bit: sizes or dtypes do not fit");
+            }
+            nb::gil_scoped_release release;
+            quantize_4bit(values.data(), stored, n, numbers.data(), block, codes.data(), absmax.data(), threads);
+        },
+        nb::arg("values"), nb::arg("dtype"), nb::arg("numbers"), nb::arg("block"), nb::arg("codes"), nb::arg("absmax"),
+        nb::arg("threads"));
+    m.def(
+        "quantize_8bit",
+        [](const Numbers& values, const Numbers& table, const Codes& index, const Floats& absmax, int threads) {
+            const size_t n = values.size();
+            if (table.size() != 512 || index.size() != n || absmax.size() != (n + 255) / 256) {
+                throw std::invalid_argument("quantize_8bit: sizes do not fit");
+            }
+            nb::gil_scoped_release release;
+            quantize_8bit(values.data(), static_cast<int64_t>(n), table.data(), index.data(), absmax.data(), threads);
+        },
+        nb::arg("values"), nb::arg("table"), nb::arg("index"), nb::arg("absmax"), nb::arg("threads"));
     m.def("blas_name", &blas_name, "Name and configuration of the BLAS library.");
     m.def("micro_seed", &micro_seed, nb::arg("seed"), nb::arg("step"), nb::arg("micro"),
           "The seed that a micro-batch of a step draws its randomness from.");

@@ -11,6 +11,30 @@ _Ref = tuple[str, int, str, tuple[int, ...], tuple[int, ...]]
 def sgemm_rate(threads: int, m: int, n: int, k: int) -> float:
     """Measured rate of float32 products [m,k] x [n,k]^T on this machine, flop/s."""
 
+def quantize_4bit(
+    values: np.ndarray[Any, Any],
+    dtype: str,
+    numbers: np.ndarray[Any, Any],
+    block: int,
+    codes: _Bytes,
+    absmax: np.ndarray[Any, Any],
+    threads: int,
+) -> None:
+    """Quantise n weights (``dtype`` f32, or bf16 as bits) to the nearest of 16 ascending numbers a block.
+
+    ``codes``: uint8[(n+1)/2], written; ``absmax``: float32[ceil(n/block)], written. See ``surogate.ops.nf4``.
+    """
+
+def quantize_8bit(
+    values: np.ndarray[Any, Any],
+    table: np.ndarray[Any, Any],
+    index: _Bytes,
+    absmax: np.ndarray[Any, Any],
+    threads: int,
+) -> None:
+    """Quantise float32[n] in blocks of 256; ``table``: of ``surogate.ops.blockwise8``; ``index`` and ``absmax`` are
+    written."""
+
 def blas_name() -> str:
     """Name and configuration of the BLAS library."""
 

@@ -48,6 +48,7 @@ class Op:
     dies there.
     ``auxiliary``: results that only the backward pass reads (a norm's rstd); they have no cotangent.
     ``cheap``: recomputing the op in the backward pass costs less than keeping its result (selective recompute).
+    ``transient``: results are never kept from the forward to the backward pass, nor from one reader to the next.
     ``view``: no kernel; the result is a window on an operand (see ``surogate.compile.layout``).
     """
 
@@ -57,6 +58,7 @@ class Op:
     may_reuse: ClassVar[dict[int, tuple[int, ...]]] = {}
     auxiliary: ClassVar[frozenset[int]] = frozenset()
     cheap: ClassVar[bool] = False
+    transient: ClassVar[bool] = False
     view: ClassVar[bool] = False
 
     def infer(self, inputs: Types, attrs: Attrs) -> list[Type | None]:

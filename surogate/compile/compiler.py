@@ -16,6 +16,7 @@ from surogate.compile.layout import Layout
 from surogate.compile.memory import Memory, Spread
 from surogate.compile.pack import pack
 from surogate.compile.program import Program, TensorRef
+from surogate.compile.quantize import Quantized, quantize
 from surogate.compile.recompute import Mode, recompute
 from surogate.dsl import Batch, CausalLM, Tensor, trace
 from surogate.graph import Graph, GraphError, Type, Value
@@ -34,6 +35,7 @@ class CompileOptions:
     ``batch`` sequences of ``sequence_len`` tokens make a micro-batch, with at most ``max_documents`` documents; the
     same with ``eval_batch`` and ``eval_documents`` for evaluation (0: no evaluation program). ``device``: ``cpu`` or
     ``cuda``, then with the compute capability ``sm``. ``deterministic``: no kernel whose bits change from run to run.
+    ``quantization``: how frozen weights of linear layers are stored, ``off`` (as the recipe says) or ``nf4``.
     ``ranks`` engines share a global batch; ``zero_level`` says what of the training state each keeps a part of alone:
     0 nothing, 1 the optimizer's states.
     """
@@ -52,6 +54,7 @@ class CompileOptions:
     device: str = "cpu"
     sm: int = 0
     deterministic: bool = False
+    quantization: str = "off"
     ranks: int = 1
     zero_level: int = 0
 
@@ -63,12 +66,19 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight by its Hugging Face name. ``initial``: how it starts when no file has it."""
+    """A weight by its Hugging Face name. ``initial``: how it starts when no file has it. ``quantized``: where its parts
+    are; ``ref`` is then that of the codes."""
 
     name: str
     ref: TensorRef
     initial: str
     trainable: bool
+    quantized: Quantized | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The weight's own shape, however it is stored."""
+        return self.ref.shape if self.quantized is None else self.quantized.shape
 
 
 @dataclass
@@ -107,7 +117,7 @@ class Compiled:
 
 def _count(weight: Weight) -> int:
     n = 1
-    for d in weight.ref.shape:
+    for d in weight.shape:
         n *= d
     return n
 
@@ -131,15 +141,18 @@ def compile_model(
         GraphError: a fault in a model file or a pass.
     """
     graphs: dict[str, Graph] = {}
+    quantized: dict[str, Quantized] = {}
     adapters: LoraResult | None = None
     if options.train:
-        g, adapters = _forward(model, options, stored_dtype, objective, "micro_step")
+        g, adapters = _forward(model, options, stored_dtype, objective, "micro_step", quantized)
         accumulate(g, differentiate(g))
         fuse_accumulate(g)
         recompute(g, options.recompute)
         graphs["micro_step"] = g
     if options.eval_batch:
-        g, adapters = _forward(model, options, stored_dtype, objective, "eval_step", graphs.get("micro_step"))
+        g, adapters = _forward(
+            model, options, stored_dtype, objective, "eval_step", quantized, graphs.get("micro_step")
+        )
         _keep_result(g)
         graphs["eval_step"] = g
 
@@ -173,7 +186,7 @@ def compile_model(
     if ranked:
         programs = ranked[0]
     return Compiled(
-        programs, memory, _weights(memory, graphs), groups, adapters if options.lora else None, graphs,
+        programs, memory, _weights(memory, graphs, quantized), groups, adapters if options.lora else None, graphs,
         {n: a.tobytes() for g in graphs.values() for n, a in g.constants.items()}, options.batch,
         options.optimizer.states if options.optimizer is not None else (), tuple(ranked),
     )  # fmt: skip
@@ -198,9 +211,11 @@ def _forward(
     stored: Callable[[str], str],
     objective: Objective,
     name: str,
+    quantized: dict[str, Quantized],
     like: Graph | None = None,
 ) -> tuple[Graph, LoraResult | None]:
-    """Trace, adapt, choose dtypes, pack (as ``like`` is packed) and fuse: what training and evaluation share."""
+    """Trace, adapt, choose dtypes, pack (as ``like`` is packed), quantise and fuse: what training and evaluation share.
+    ``quantized`` gets what is said of quantised weights."""
     training = name == "micro_step"
     batch, documents = (o.batch, o.max_documents) if training else (o.eval_batch, o.eval_documents)
     g = trace(
@@ -232,6 +247,8 @@ def _forward(
                 if o.deterministic:
                     node.attrs["deterministic"] = True
     pack(g, like)
+    if o.quantization != "off":
+        quantized |= quantize(g)
     fuse_forward(g)
     return g, adapters
 
@@ -299,7 +316,7 @@ def _reserve_weights(memory: Memory, graphs: dict[str, Graph], o: CompileOptions
             o.optimizer.reserve(memory, group, o.recipe.master or o.lora is not None)
     for g in graphs.values():
         for whole, parts in g.packed.items():
-            for name, start, rows in parts:
+            for name, start, rows in parts if g.find(whole) is not None else []:  # else they are stored one by one
                 memory.parts[name] = (whole, start, rows)
                 if o.train and gradient_slot(whole) in memory.slots:
                     memory.parts[gradient_slot(name)] = (gradient_slot(whole), start, rows)
@@ -357,10 +374,13 @@ def _symbols(program: str, g: Graph, memory: Memory) -> dict[str, str]:
     return found
 
 
-def _weights(memory: Memory, graphs: dict[str, Graph]) -> dict[str, Weight]:
+def _weights(memory: Memory, graphs: dict[str, Graph], quantized: dict[str, Quantized]) -> dict[str, Weight]:
     found: dict[str, Weight] = {}
+    inside = {slot for q in quantized.values() for slot in q.slots}
     for g in graphs.values():
-        for param in g.params:
+        for name, q in ((n, q) for n, q in quantized.items() if n in g.initial):
+            found[name] = Weight(name, memory.ref(q.slots[0]), g.initial[name], False, q)
+        for param in (p for p in g.params if p.name not in inside):
             for name in [n for n, _, _ in g.packed.get(param.name, [])] or [param.name]:
                 if name not in found:
                     found[name] = Weight(name, memory.ref(name), g.initial[name], param.trainable)

@@ -1,7 +1,8 @@
 """Recomputation (Chen et al. 2016): values that the backward pass computes again instead of keeping them.
 
 ``selective`` drops the results of ops that cost no more than reading them back (norms, activations, dropout);
-``block`` keeps only what passes between blocks. The same kernels run on the same numbers, so gradients stay the same
+``block`` keeps only what passes between blocks. What an op says is never kept (weights that are made whole) is computed
+again in front of each reader, also with ``off``. The same kernels run on the same numbers, so gradients stay the same
 bit for bit.
 """
 
@@ -17,7 +18,7 @@ Mode = Literal["off", "selective", "block"]
 
 def recompute(g: Graph, mode: Mode) -> int:
     """Rewrite the backward pass to recompute forward values; returns the number of nodes added."""
-    if mode == "off":
+    if mode == "off" and not any(get_op(n.op).transient for n in g.nodes):
         return 0
     kept = _kept(g, mode)
     nodes: list[Node] = []
@@ -45,12 +46,12 @@ def _kept(g: Graph, mode: Mode) -> set[Value]:
         for index, out in enumerate(node.outputs):
             if out is None or node.phase != "forward":
                 continue
-            if _norm_of_sum(node, index):
-                continue  # a norm of something kept
-            if mode == "selective":
-                drop = op.cheap
-            else:
+            if op.transient or (mode != "off" and _norm_of_sum(node, index)):
+                continue  # the latter: a norm of something kept
+            if mode == "block":
                 drop = node.block >= 0 and out not in crossing
+            else:
+                drop = mode == "selective" and op.cheap
             if not drop:
                 kept.add(out)
     return kept
@@ -81,6 +82,10 @@ def _again(g: Graph, value: Value, kept: set[Value], clones: dict[Value, Value],
     inputs = [None if i is None else _again(g, i, kept, clones, into, block) for i in node.inputs]
     with g.at(scope=node.scope, block=block, phase="recompute", into=into):
         outs = g.emit(node.op, inputs, **node.attrs)
+    if get_op(node.op).transient:  # every reader has its own
+        made = outs[value.index]
+        assert made is not None
+        return made
     for old, new in zip(node.outputs, outs, strict=True):
         if old is not None and new is not None:
             clones[old] = new

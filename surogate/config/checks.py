@@ -11,11 +11,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surogate.config.schema import DATASET_TYPES
 from surogate.errors import UserError
 
 if TYPE_CHECKING:
     from surogate.config.schema import TrainConfig
+
+#: Formats by their names elsewhere.
+DATASET_TYPES: dict[str, str] = {
+    "alpaca": "instruction",
+    "sharegpt": "conversation",
+    "chatml": "conversation",
+    "chat": "conversation",
+    "chat_template": "conversation",
+    "messages": "conversation",
+    "openai": "conversation",
+    "conversational": "conversation",
+    "jsonl": "json",
+    "completion": "text",
+    "pretrain": "text",
+    "raw": "text",
+}
 
 _LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora")
 
@@ -115,6 +130,16 @@ def _lora(c: TrainConfig) -> Iterator[UserError]:
             )
 
 
+def _quantization(c: TrainConfig) -> Iterator[UserError]:
+    if c.quantization != "off" and not c.lora:
+        yield UserError(
+            f"quantization is {c.quantization}, and weights of four bits cannot be trained themselves",
+            where="quantization",
+            expected="lora: true beside it",
+            fix="add the line lora: true, or leave quantization out",
+        )
+
+
 def _recipe(c: TrainConfig) -> Iterator[UserError]:
     if _given(c, "master_weights") and c.recipe == "fp32":
         yield UserError(
@@ -167,6 +192,7 @@ RULES: tuple[Callable[[TrainConfig], Iterator[UserError]], ...] = (
     _schedule,
     _validation,
     _lora,
+    _quantization,
     _recipe,
     _ranks,
     _dataset_types,

@@ -60,6 +60,11 @@ def _off(value: object) -> object:
     return "off" if value is False or value in ("no", "none") else value
 
 
+def _quantization(value: object) -> object:
+    """QLoRA by its other names."""
+    return "nf4" if value in ("qlora_bnb", "bnb") else _off(value)
+
+
 Bool = Annotated[bool, Strict()]
 Int = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
@@ -390,6 +395,13 @@ class TrainConfig(_Strict):
             "fp8": "recipe: bf16 (fp8 is not in this version)",
         },
     )
+    quantization: Annotated[Literal["off", "nf4"], BeforeValidator(_quantization)] = _key(
+        "off",
+        "How the frozen weights of linear layers are stored, with `lora: true`. `nf4` (also `qlora_bnb`): four bits a "
+        "weight, block-wise with double quantisation as bitsandbytes has them; embedding, norms and output head stay "
+        "as `recipe` says. Adapters are trained as ever.",
+        instead={name: "quantization: nf4" for name in ("load_in_4bit", "qlora_bnb")},
+    )
     master_weights: Bool = _key(
         True, "With bf16 weights: keep an fp32 copy that is updated. `false`: round stochastically instead."
     )
@@ -516,10 +528,9 @@ class TrainConfig(_Strict):
 
 #: Names in other trainers that need no key here, and why. ``*`` at the end stands for anything.
 NOT_NEEDED: dict[str, str] = {
-    "load_in_4bit": "quantised base weights are not in this version; leave the line out",
-    "load_in_8bit": "quantised base weights are not in this version; leave the line out",
-    "quantization*": "quantised base weights are not in this version; leave the line out",
-    "bnb_4bit*": "quantised base weights are not in this version; leave the line out",
+    "load_in_8bit": "eight bits are not in this version (quantization: nf4 has four); leave the line out",
+    "quantization_*": "quantization: nf4 needs no more; leave the line out",
+    "bnb_4bit*": "quantization: nf4 is always NF4 with double quantisation; leave the line out",
     "flash_attn*": "attention is always exact and block-wise; leave the line out",
     "flash_attention*": "attention is always exact and block-wise; leave the line out",
     "sdp_attention": "attention is always exact and block-wise; leave the line out",
@@ -592,22 +603,6 @@ REFUSED_VALUES: dict[tuple[str, str], str] = {
         ("optim", name): f"{name} is not in this version; write optim: adamw"
         for name in ("adafactor", "muon", "lion", "sgd")
     },
-}
-
-#: Formats by their names elsewhere.
-DATASET_TYPES: dict[str, str] = {
-    "alpaca": "instruction",
-    "sharegpt": "conversation",
-    "chatml": "conversation",
-    "chat": "conversation",
-    "chat_template": "conversation",
-    "messages": "conversation",
-    "openai": "conversation",
-    "conversational": "conversation",
-    "jsonl": "json",
-    "completion": "text",
-    "pretrain": "text",
-    "raw": "text",
 }
 
 

@@ -17,7 +17,8 @@ class DequantizeNF4(Op):
 
     The n weights become the rows of y from ``first`` on. Their blocks' magnitudes ``absmax`` are f32; or u8, and then
     ``groups`` (f32, one for 256 magnitudes), ``offset`` and ``table`` (f32[512], of which 256 are the numbers) give
-    them (``surogate.ops.nf4``). Where the weights are all rows of y, operand y may be left out; else it has the others.
+    them (``surogate.ops.nf4``). Operand y has the others; where
+    it is left out, they are undefined.
 
     Attributes ``rows``, ``columns``, ``first``, ``block``: int; ``dtype``: of y, f32 or bf16.
     """

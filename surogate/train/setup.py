@@ -19,6 +19,7 @@ from surogate.ops.attention import NO_DETERMINISTIC_BACKWARD
 from surogate.optim import make_optimizer
 from surogate.recipes import get_recipe
 from surogate.train.initial import initialise
+from surogate.train.quantized import load_quantized
 from surogate.train.runtime import Runtime, physical_cores
 
 if TYPE_CHECKING:
@@ -217,6 +218,7 @@ def compile_config(
         device=device.kind,
         sm=device.sm,
         deterministic=config.deterministic,
+        quantization=config.quantization,
         ranks=config.ranks,
         zero_level=config.zero_level,
     )
@@ -249,9 +251,11 @@ def load_weights(runtime: Runtime, files: ModelFiles, seed: int) -> None:
     source, compiled = files.weights, runtime.compiled
     expected = {n: w for n, w in compiled.weights.items() if ".lora_" not in n}
     if source is not None:
-        _compare(source, {n: w.ref.shape for n, w in expected.items()}, files)
+        _compare(source, {n: w.shape for n, w in expected.items()}, files)
     for name, weight in compiled.weights.items():
-        if source is not None and name in expected:
+        if source is not None and weight.quantized is not None:
+            load_quantized(runtime, weight.quantized, name, source, str(files.directory))
+        elif source is not None and name in expected:
             stored: TargetDType = "bf16" if weight.ref.dtype == "bf16" else "f32"
             runtime.fill(weight.ref, partial(source.read_into, name, dtype=stored))
         else:

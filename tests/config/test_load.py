@@ -214,3 +214,10 @@ def test_json_schema_is_plain() -> None:
 def test_reference_page_is_current() -> None:
     written = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
     assert written == page(), "run: python -m surogate.config.docs"
+
+
+def test_quantisation_needs_adapters() -> None:
+    base = {"model": "m", "datasets": [{"path": "d.jsonl"}]}
+    assert make_config({**base, "lora": True, "quantization": "qlora_bnb"}).quantization == "nf4"
+    with pytest.raises(UserError, match="cannot be trained themselves"):
+        make_config({**base, "quantization": "nf4"})

@@ -2,4 +2,7 @@
 
 from __future__ import annotations
 
-from tests.gpu.test_models import test_loss_and_gradients_are_those_of_the_cpu  # noqa: F401
+from tests.gpu.test_models import (  # noqa: F401
+    test_four_bit_weights_are_those_of_the_cpu,
+    test_loss_and_gradients_are_those_of_the_cpu,
+)

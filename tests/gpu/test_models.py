@@ -13,6 +13,7 @@ from surogate.compile.compiler import CompileOptions, compile_model
 from surogate.models import architectures, build
 from surogate.optim.adamw import AdamW
 from surogate.recipes import get_recipe
+from surogate.train.quantized import load_quantized
 from surogate.train.runtime import Runtime
 from tests.native.test_feeder import write_shard
 from tests.support import gradient, micro_step, relative
@@ -28,17 +29,33 @@ def config_of(model_type: str) -> dict:
     }  # fmt: skip
 
 
-def runtime(config: dict, gpu=None, sm: int = 0, recipe: str = "fp32", lora=None, recompute="off") -> Runtime:
+class Drawn:
+    """A checkpoint of one weight."""
+
+    def __init__(self, values: np.ndarray, bits: np.ndarray) -> None:
+        self.values, self.bits = values, bits
+
+    def read_into(self, name: str, destination: np.ndarray, dtype: str) -> None:
+        destination[...] = self.bits if dtype == "bf16" else self.values
+
+
+def runtime(
+    config: dict, gpu=None, sm: int = 0, recipe: str = "fp32", lora=None, recompute="off", quantization="off"
+) -> Runtime:
     device = "cpu" if gpu is None else "cuda"
     options = CompileOptions(
-        BATCH, LENGTH, 8, get_recipe(recipe), BATCH, 8, lora, AdamW(), recompute, 2, device=device, sm=sm
-    )
+        BATCH, LENGTH, 8, get_recipe(recipe), BATCH, 8, lora, AdamW(), recompute, 2, device=device, sm=sm,
+        quantization=quantization,
+    )  # fmt: skip
     r = Runtime(compile_model(build(config), options), 2, gpu)
     rng = np.random.default_rng(0)
     for name, weight in r.compiled.weights.items():
-        values = (rng.normal(size=weight.ref.shape) * 0.1 + (len(weight.ref.shape) == 1)).astype(np.float32)
+        values = (rng.normal(size=weight.shape) * 0.1 + (len(weight.shape) == 1)).astype(np.float32)
         values = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)  # what bf16 holds exactly
         bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+        if weight.quantized is not None:
+            load_quantized(r, weight.quantized, name, Drawn(values, bits), "drawn")  # type: ignore[arg-type]
+            continue
         r.write(weight.ref, bits if weight.ref.dtype == "bf16" else values)
         master = f"master.{name}"
         if master in r.compiled.memory.slots or master in r.compiled.memory.parts:
@@ -62,9 +79,19 @@ def batch(vocabulary: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("model_type", list(architectures()))
 @pytest.mark.parametrize("recipe", ["fp32", "bf16"])
 def test_loss_and_gradients_are_those_of_the_cpu(gpu: cuda.Gpu, arguments, recipe, model_type, lora) -> None:
+    check_gradients(gpu, arguments, recipe, model_type, lora)
+
+
+@pytest.mark.parametrize("recompute", ["off", "block"])
+@pytest.mark.parametrize("recipe", ["fp32", "bf16"])
+def test_four_bit_weights_are_those_of_the_cpu(gpu: cuda.Gpu, arguments, recipe, recompute) -> None:
+    check_gradients(gpu, arguments, recipe, "qwen3", LoraOptions(rank=8), recompute, "nf4")
+
+
+def check_gradients(gpu, arguments, recipe, model_type, lora, recompute="off", quantization="off") -> None:
     config = config_of(model_type)
-    ours = runtime(config, arguments(tune=False), gpu.sm, recipe, lora)
-    reference = runtime(config, lora=lora)
+    ours = runtime(config, arguments(tune=False), gpu.sm, recipe, lora, recompute, quantization)
+    reference = runtime(config, lora=lora, quantization=quantization)
     data = batch(config["vocab_size"])
     losses = [micro_step(r, data, 0.01) for r in (ours, reference)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5 if recipe == "fp32" else 1e-2)

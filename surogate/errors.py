@@ -28,5 +28,9 @@ class UserError(Exception):
         return "\n".join(parts)
 
 
+class Terminated(KeyboardInterrupt):
+    """A run that SIGTERM has stopped. Exit code 143."""
+
+
 class TrainingFailed(Exception):
     """A run that cannot go on, through no mistake in its inputs that we could name. Exit code 1."""

@@ -4,8 +4,8 @@ A verb is a module of this folder (its name is the verb's) with ``register(subpa
 ``run(args) -> int``, which does the work and returns the exit code. Modules are found by listing the folder, so they
 import what is heavy inside ``run``.
 
-Exit codes: 0 done; 1 failed; 2 a mistake that the user can mend, told in one message; 130 interrupted; 141 nobody reads
-the output any more (as other Unix tools have it).
+Exit codes: 0 done; 1 failed; 2 a mistake that the user can mend, told in one message; 130 interrupted; 143 terminated;
+141 nobody reads the output any more (as other Unix tools have it).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from surogate.errors import TrainingFailed, UserError
+from surogate.errors import Terminated, TrainingFailed, UserError
 
-DONE, FAILED, MISTAKE, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
+DONE, FAILED, MISTAKE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143
 
 
 class _Parser(argparse.ArgumentParser):
@@ -95,4 +95,4 @@ def _run(args: argparse.Namespace) -> int:
         return FAILED
     except KeyboardInterrupt as error:
         print(f"\nsurogate: {error}" if str(error) else "\nsurogate: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED

@@ -40,8 +40,8 @@ def train(args: argparse.Namespace, mode: str) -> int:
 
     try:
         run(config, mode=mode, config_path=args.config)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(_interrupted(args, mode, config)) from None
+    except KeyboardInterrupt as error:
+        raise type(error)(_interrupted(args, mode, config)) from None
     return 0
 
 
@@ -53,7 +53,7 @@ def _interrupted(args: argparse.Namespace, mode: str, config: TrainConfig) -> st
     if latest is None:
         return (
             f"interrupted; there is no complete checkpoint in {config.output_dir} "
-            "(save_steps says how often one is written)"
+            "(one is written after a step, not before the first)"
         )
     overrides = [o for o in args.overrides if not o.startswith("resume_from_checkpoint=")]
     words = ["surogate", mode, args.config, *overrides, "resume_from_checkpoint=true"]

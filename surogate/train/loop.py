@@ -14,7 +14,7 @@ from surogate.config import check_mode
 from surogate.config.schema import TrainConfig
 from surogate.errors import TrainingFailed
 from surogate.track.machine import cpu_name
-from surogate.train import resume
+from surogate.train import resume, signals
 from surogate.train.order import RunOrder, evaluation_order, feeder, training_order
 from surogate.train.plan import step_work
 from surogate.train.ranks import Ranks
@@ -63,6 +63,7 @@ def run(config: TrainConfig, mode: str = "sft", config_path: str | None = None) 
     Raises:
         UserError: anything the user can mend: files, data, keys, room on the disk.
         TrainingFailed: the loss or the gradient is no longer finite.
+        KeyboardInterrupt: SIGINT came, or (:class:`~surogate.errors.Terminated`) SIGTERM; a checkpoint was written.
     """
     from surogate.track import start
 
@@ -189,14 +190,23 @@ class Trainer:
         self.passes = c.effective_batch_size // c.ranks // self.compiled.batch
         self.flops, _ = step_work(self.compiled, self.passes)
         self.rate = self._measure_rate()
-        evaluated = -1
+        with signals.listening() as stop:
+            return self._steps(done, total, feed, schedule, stop)
+
+    def _steps(self, done: int, total: int, feed: Any, schedule: Schedule, stop: signals.StopRequest) -> Run:
+        """The steps after ``done``, with evaluations and checkpoints where they are due, and the result."""
+        c, evaluated = self.config, -1
         for step in range(done + 1, total + 1):
             self._step(step, feed, schedule)
-            if self.evaluation and c.eval_steps and step % c.eval_steps == 0:
+            if self.evaluation and not stop and c.eval_steps and step % c.eval_steps == 0:
                 self._evaluate(step)
                 evaluated = step
-            if c.save_steps and step % c.save_steps == 0 and step < total:
+            due = bool(c.save_steps) and step % c.save_steps == 0
+            if step < total and (due or stop):
+                asked = bool(stop)
                 self._save(step)
+                if asked:
+                    raise stop.error(step)
         if self.evaluation and evaluated != total:
             self._evaluate(total)
         return self._finish(total)
